@@ -1,0 +1,69 @@
+"""Ports beside the log: blobs, boards (desired state), leases, telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+MAX_BLOB = 200 * 2**20
+
+
+class BlobStore(Protocol):
+    """Content-addressed files; the name of a blob is the SHA-256 of its content, in hex."""
+
+    async def put(self, path: Path) -> str:
+        """Store a file of at most MAX_BLOB bytes and return its digest. Storing it twice is the same as once."""
+        ...
+
+    async def has(self, digest: str) -> bool: ...
+
+    async def get(self, digest: str, into: Path) -> None:
+        """Write the blob to `into` atomically, verified. Raises KeyError when there is none."""
+        ...
+
+
+class Board(Protocol):
+    """The latest value per key, watched: a projection for readers that act on state instead of commands."""
+
+    async def put(self, key: str, value: bytes) -> None: ...
+
+    async def get(self, key: str) -> bytes | None: ...
+
+    async def keys(self) -> list[str]: ...
+
+    def watch(self, key: str) -> AsyncIterator[bytes]:
+        """The present value, then each change, for ever. Values in between may be skipped, the last one never is."""
+        ...
+
+
+class Lease(Protocol):
+    """Who leads a service. It only saves work: the log's guards keep a stale leader from deciding."""
+
+    async def acquire(self, name: str, holder: str, ttl_s: int) -> bool:
+        """Take or renew the lease; true when `holder` has it."""
+        ...
+
+    async def release(self, name: str, holder: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One telemetry message."""
+
+    seq: int
+    subject: str
+    payload: bytes
+
+
+class Telemetry(Protocol):
+    """Log lines, metric points and device samples: bounded by age and size, never the truth."""
+
+    async def publish(self, subject: str, payload: bytes, message_id: str) -> None:
+        """Publish with acknowledgement; a message id seen in the last minutes is stored once. Raises Unavailable."""
+        ...
+
+    def follow(self, subject: str, after: int = 0, wait: bool = True) -> AsyncIterator[Sample]:
+        """Messages matching `subject` after a sequence, in order; with `wait` for ever, else up to the present end."""
+        ...
