@@ -24,7 +24,7 @@ def stamp(
     causationid: str | None = None,
     traceparent: str | None = None,
 ) -> Envelope:
-    """Seal an event with the present time and, unless `id` is given, a fresh id. A derived `id` makes re-sending safe."""
+    """Seal an event with the present time; a derived `id` makes re-sending safe, without one it gets a fresh id."""
     return seal(
         event,
         id=id or new_id(),

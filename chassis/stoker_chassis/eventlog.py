@@ -83,7 +83,7 @@ class EventLog(Protocol):
         ...
 
     def read(self, after: int = 0, subject: str = ">") -> AsyncIterator[Recorded]:
-        """Events after sequence `after` that match `subject` (NATS wildcards), up to the end at the time of the call."""
+        """Events after `after` that match `subject` (NATS wildcards), up to the end at the time of the call."""
         ...
 
     def follow(self, position: Position = START) -> AsyncIterator[Recorded]:
