@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from .eventlog import EventLog
+
 MAX_BLOB = 200 * 2**20
 
 
@@ -67,3 +69,14 @@ class Telemetry(Protocol):
     def follow(self, subject: str, after: int = 0, wait: bool = True) -> AsyncIterator[Sample]:
         """Messages matching `subject` after a sequence, in order; with `wait` for ever, else up to the present end."""
         ...
+
+
+@dataclass(frozen=True)
+class Bus:
+    """Everything a service shares with the others."""
+
+    log: EventLog
+    blobs: BlobStore
+    assignments: Board
+    lease: Lease
+    telemetry: Telemetry

@@ -27,10 +27,11 @@ class Point(Frozen):
 
 
 class MetricBatch(Frozen):
-    """Consecutive metric points of an attempt; `first` is the number of the first one, from 0."""
+    """Consecutive metric points of one rank of an attempt; `first` numbers the first one, from 0."""
 
     job_id: str
     attempt: int
+    rank: int
     first: int
     points: tuple[Point, ...]
 
