@@ -1,0 +1,1 @@
+"""The whole system on one machine: a supervisor, the demo, and nothing that production needs."""

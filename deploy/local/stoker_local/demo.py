@@ -1,0 +1,198 @@
+"""`stoker demo`: a training job on two nodes survives a GPU that falls off the bus, and the log proves it.
+
+The story is told by the events alone: the demo exits 0 only when the log holds every step of it, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from stoker_chassis.jetstream import connect
+
+from stoker import Client
+from stoker_proto import (
+    AttemptPlaced,
+    AttemptProgressed,
+    AttemptStarted,
+    CheckpointSaved,
+    Event,
+    FindingRecorded,
+    JobFailureAttributed,
+    JobFinished,
+    JobRequeued,
+    JobSubmitted,
+    MirrorCompleted,
+    NodeQuarantined,
+    PreflightPassed,
+    ProblemError,
+    Recorded,
+    RunMirrored,
+    problem,
+)
+
+from .scenario import Fault, Scenario
+from .supervisor import System, running
+from .up import make_plan, play
+
+EXAMPLE = Path("examples/chargpt/job.yaml")
+LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One line of the story: what must have happened, and how the log says it."""
+
+    title: str
+    at_ms: int
+    detail: str
+
+
+def tell(records: list[Recorded], job_id: str) -> tuple[list[Chapter], list[str]]:
+    """The story of the job from its events, and what is missing from it."""
+    ours = [r for r in records if getattr(r.event, "job_id", job_id) == job_id]
+    chapters: list[Chapter] = []
+    missing: list[str] = []
+    cursor = 0
+
+    def next_of(title: str, kind: type[Event], detail: str, **wanted: object) -> Recorded | None:
+        nonlocal cursor
+        for at in range(cursor, len(ours)):
+            event = ours[at].event
+            if isinstance(event, kind) and all(getattr(event, k) == v for k, v in wanted.items()):
+                cursor = at + 1
+                told = detail.format(e=event)
+                chapters.append(Chapter(title, ours[at].at_ms, told))
+                return ours[at]
+        missing.append(title)
+        return None
+
+    next_of("submitted", JobSubmitted, "{e.spec.compute.num_accelerators} GPUs, {e.spec.experiment_name}")
+    placed = next_of("placed", AttemptPlaced, "attempt 1", attempt=1)
+    next_of("preflight", PreflightPassed, "all-reduce right on {e.nodes}", attempt=1)
+    next_of("started", AttemptStarted, "ranks {e.ranks} on {e.node}", attempt=1)
+    next_of("first step", AttemptProgressed, "step {e.step}", attempt=1)
+    saved = next_of("checkpoint", CheckpointSaved, "step {e.step}", attempt=1)
+    fault = next_of("fault", FindingRecorded, "{e.result.check} on {e.node}: {e.result.detail}")
+    next_of("quarantined", NodeQuarantined, "{e.node}: {e.reason}")
+    next_of("blamed", JobFailureAttributed, "{e.outcome}, blame {e.blame}: {e.problem.detail}", attempt=1, retry=True)
+    next_of("requeued", JobRequeued, "{e.cause}", attempt=1)
+    again = next_of("placed again", AttemptPlaced, "attempt 2", attempt=2)
+    resumed = next_of("resumed", AttemptStarted, "at step {e.resume_step} on {e.node}", attempt=2)
+    next_of("finished", JobFinished, "{e.state} after {e.attempts} attempts", state="succeeded")
+    if placed and again and fault:
+        bad = fault.event.node  # type: ignore[attr-defined]
+        if bad not in {a.node for a in placed.event.allocations}:  # type: ignore[attr-defined]
+            missing.append("the fault lay on a node of the gang")
+        if bad in {a.node for a in again.event.allocations}:  # type: ignore[attr-defined]
+            missing.append("the second attempt avoids the node that failed")
+    if resumed and saved and not (resumed.event.resume_step or 0) > 0:  # type: ignore[attr-defined]
+        missing.append("the second attempt resumed from a checkpoint")
+    return chapters, missing
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the fault cost."""
+
+    steps: int
+    seconds: float
+    gpu_seconds: float
+
+
+def lost(records: list[Recorded], job_id: str, last_step: int) -> Loss:
+    """Steps done again, seconds from the fault to the resumed ranks, and GPU time held in all."""
+    ours = [r for r in records if getattr(r.event, "job_id", None) == job_id]
+    fault_ms = next(r.at_ms for r in records if isinstance(r.event, FindingRecorded))
+    resumed = next(r for r in ours if isinstance(r.event, AttemptStarted) and r.event.attempt == 2)
+    assert isinstance(resumed.event, AttemptStarted)
+    finished = next(r.event for r in ours if isinstance(r.event, JobFinished))
+    steps = max(0, last_step - (resumed.event.resume_step or 0))
+    return Loss(steps, (resumed.at_ms - fault_ms) / 1000, finished.gpu_ms / 1000)
+
+
+async def _demo(keep: bool, data: Path, console: Console) -> int:
+    if not EXAMPLE.exists():
+        detail = f"{EXAMPLE} is not here; run the demo from the root of a checkout"
+        raise ProblemError(problem("invalid_request", detail))
+    plan = make_plan(data, None, None)
+    scenario = Scenario()
+    if plan.gpus_per_node is not None:
+        scenario = Scenario(faults=(Fault(kind="xid", code=79, gpu=0, node="last", after_checkpoints=2),))
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with console.status("Starting the local system") as status:
+        say = lambda line: status.update(f"Starting the local system: {line.strip()}")  # noqa: E731
+        async with running(plan, say) as system:
+            playing = asyncio.create_task(play(scenario, system))
+            status.update("Training")
+            code = await _train(system, console, status.update)
+            status.stop()
+            if keep:
+                console.print(f"\nEverything keeps running in {system.layout.data}. Ctrl-C stops it.")
+                await stop.wait()
+            playing.cancel()
+    return code
+
+
+async def _train(system: System, console: Console, say: object) -> int:
+    client = Client(system.card.url, system.card.token)
+    job = await asyncio.to_thread(client.submit, EXAMPLE)
+    job_id: str = job["job_id"]
+    console.print(f"Submitted [bold]{job_id}[/bold]")
+    records: list[Recorded] = []
+    run_url, steps_before_fault = "", 0
+    async with asyncio.timeout(LIMIT_S), connect(system.card.nats_url, "demo") as bus:
+        async for recorded in bus.log.follow():
+            records.append(recorded)
+            event = recorded.event
+            if getattr(event, "job_id", None) == job_id:
+                say(f"Training: {type(event).__name__}")  # type: ignore[operator]
+            if isinstance(event, RunMirrored) and event.job_id == job_id:
+                run_url = event.url
+            if isinstance(event, MirrorCompleted) and event.job_id == job_id:
+                break
+        async for sample in bus.telemetry.follow(f"stoker.metric.{job_id}.1", wait=False):
+            steps_before_fault = max(steps_before_fault, _top_step(sample.payload))
+    chapters, missing = tell(records, job_id)
+    _print(console, chapters)
+    if missing:
+        for what in missing:
+            console.print(f"[red]did not happen:[/red] {what}")
+        return 1
+    cost = lost(records, job_id, steps_before_fault)
+    console.print(
+        f"\nLost to the fault: {cost.steps} steps done again, {cost.seconds:.1f} s from the fault to the resumed ranks."
+    )
+    console.print(f"GPU time held: {cost.gpu_seconds:.0f} GPU-seconds.\nMLflow: {run_url}")
+    return 0
+
+
+def _top_step(payload: bytes) -> int:
+    from stoker_proto import MetricBatch
+
+    return max((p.step for p in MetricBatch.model_validate_json(payload).points), default=0)
+
+
+def _print(console: Console, chapters: list[Chapter]) -> None:
+    table = Table(title="What happened, from the log", title_justify="left")
+    for column in ("after", "what", "detail"):
+        table.add_column(column, justify="right" if column == "after" else "left")
+    for chapter in chapters:
+        table.add_row(f"{(chapter.at_ms - chapters[0].at_ms) / 1000:.2f} s", chapter.title, chapter.detail)
+    console.print(table)
+
+
+def demo(*, keep: bool = False, data: Path | None = None) -> int:
+    """Run the demo; 0 only when all of it truly happened. Without `data` the folder is temporary unless kept."""
+    console = Console()
+    if data or keep:
+        return asyncio.run(_demo(keep, data or Path("stoker-data"), console))
+    with tempfile.TemporaryDirectory(prefix="stoker-demo-") as folder:
+        return asyncio.run(_demo(keep, Path(folder), console))

@@ -1,0 +1,69 @@
+"""`stoker up`: the local system in the foreground until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from stoker_chassis.jetstream import connect
+
+from stoker_proto import ProblemError, problem
+
+from .scenario import Scenario, after_a_while, at_checkpoints, read_scenario
+from .supervisor import Plan, System, running
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def real_gpus() -> int:
+    """How many GPUs NVML finds on this machine; 0 without a driver."""
+    from stoker_chassis.devices_open import open_devices
+
+    from stoker_chassis.device import DevicesUnavailable
+
+    try:
+        return len(open_devices("local", None, 0).inventory())
+    except DevicesUnavailable:
+        return 0
+
+
+def make_plan(data: Path, nodes: int | None, gpus: int | None, port: int = 0) -> Plan:
+    """Real GPUs as one node when there are some and no shape was asked for; else simulated nodes."""
+    if nodes is None and gpus is None and real_gpus():
+        return Plan(data=data, nodes=1, gpus_per_node=None, port=port)
+    return Plan(data=data, nodes=nodes or 3, gpus_per_node=gpus or 2, port=port)
+
+
+async def play(scenario: Scenario, system: System) -> None:
+    """Inject the scenario's faults as their moments come."""
+    timed = [after_a_while(f, system.layout.sim) for f in scenario.faults if f.after_seconds is not None]
+    counted = tuple(f for f in scenario.faults if f.after_checkpoints is not None)
+    async with connect(system.card.nats_url, "scenario") as bus:
+        await asyncio.gather(*timed, at_checkpoints(counted, system.layout.sim, bus.log.follow()))
+
+
+async def _up(plan: Plan, scenario: Scenario) -> None:
+    if scenario.faults and plan.gpus_per_node is None:
+        raise ProblemError(problem("invalid_request", "A scenario needs simulated GPUs: give --nodes and --gpus"))
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with running(plan, say) as system:
+        say(f"\nStoker is up: {system.card.url}\nMLflow:       {system.card.mlflow_url}")
+        say(f"data:         {system.layout.data}\nCtrl-C stops everything.")
+        playing = asyncio.create_task(play(scenario, system))
+        await stop.wait()
+        playing.cancel()
+
+
+def up(
+    *, nodes: int | None = None, gpus: int | None = None, scenario: Path | None = None,
+    data: Path = Path("stoker-data"), port: int = 0,
+) -> None:  # fmt: skip
+    """Run the local system until Ctrl-C. Raises ProblemError when it cannot start."""
+    asyncio.run(_up(make_plan(data, nodes, gpus, port), read_scenario(scenario) if scenario else Scenario()))
