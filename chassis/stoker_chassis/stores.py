@@ -12,11 +12,15 @@ from .eventlog import EventLog
 MAX_BLOB = 200 * 2**20
 
 
+class BlobTooLarge(Exception):
+    """A blob is larger than MAX_BLOB; the argument is its size in bytes."""
+
+
 class BlobStore(Protocol):
     """Content-addressed files; the name of a blob is the SHA-256 of its content, in hex."""
 
     async def put(self, path: Path) -> str:
-        """Store a file of at most MAX_BLOB bytes and return its digest. Storing it twice is the same as once."""
+        """Store a file and return its digest; twice is the same as once. Raises BlobTooLarge over MAX_BLOB bytes."""
         ...
 
     async def has(self, digest: str) -> bool: ...

@@ -1,0 +1,175 @@
+"""The event log on NATS JetStream, and the connection under it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+import nats
+from stoker_proto import Envelope, Recorded, decode, encode, subjects
+
+from .eventlog import START, Appended, Conflict, Diverged, Expect, Position, Refused, Unavailable
+from .jetstream_stores import JetStreamBlobs, JetStreamBoard, JetStreamLease, JetStreamTelemetry
+from .reader import StreamGone, follow_stream
+from .stores import Bus
+from .streams import ensure
+
+APPEND_S = 10.0
+TRY_S = 2.0
+WRONG_LAST_SEQUENCE = 10071
+WRONG_LAST_SEQUENCE_BUSY = 10164
+REFUSED = {10054: "it is larger than the log takes", 10077: "the log is full"}
+log = logging.getLogger(__name__)
+
+
+class JetStreamLog:
+    """An `EventLog` on one stream."""
+
+    def __init__(self, nc: Client) -> None:
+        self._nc = nc
+        self._js = nc.jetstream(timeout=TRY_S)
+
+    async def append(self, envelope: Envelope, expect: Expect | None = None) -> Appended:
+        headers = {"Nats-Msg-Id": envelope.id}
+        if expect:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(expect.seq)
+            headers["Nats-Expected-Last-Subject-Sequence-Subject"] = expect.subject
+        payload = encode(envelope)
+        deadline = time.monotonic() + APPEND_S
+        pause = 0.02
+        while True:
+            try:
+                ack = await self._js.publish(envelope.subject, payload, timeout=TRY_S, headers=headers)
+            except MaxPayloadError as error:
+                raise Refused(f"{envelope.type}: {REFUSED[10054]} ({len(payload)} bytes)") from error
+            except APIError as error:
+                if error.err_code in REFUSED:
+                    raise Refused(f"{envelope.type}: {REFUSED[error.err_code]}") from error
+                if error.err_code == WRONG_LAST_SEQUENCE and expect:
+                    landed = await self._landed(envelope, expect)
+                    if landed is not None:
+                        return landed
+                trouble: Exception = error
+            except (NatsError, NoStreamResponseError, TimeoutError, OSError) as error:
+                # Ambiguous: it may have landed. The next try carries the same id, so it cannot land twice.
+                trouble = error
+            else:
+                return Appended(ack.seq, duplicate=bool(ack.duplicate))
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the log did not take {envelope.type} within {APPEND_S:.0f} s: {trouble}")
+            await asyncio.sleep(pause)
+            pause = min(1.0, pause * 2)
+
+    async def _landed(self, envelope: Envelope, expect: Expect) -> Appended | None:
+        """After a refused guard: did an earlier try of ours land? One replica checks the guard before the id.
+
+        Raises Conflict when somebody else wrote; None when that could not be found out yet.
+        """
+        try:
+            latest = await self.last(expect.subject)
+            own = latest if expect.subject == envelope.subject else await self.last(envelope.subject)
+        except Unavailable:
+            return None
+        if own and own.envelope.id == envelope.id:
+            return Appended(own.seq, duplicate=True)
+        raise Conflict(expect, latest.seq if latest else 0)
+
+    async def end(self) -> int:
+        try:
+            return (await self._js.stream_info(subjects.EVENTS)).state.last_seq
+        except (NatsError, TimeoutError, OSError) as error:
+            raise Unavailable(f"the log's end could not be read: {error}") from error
+
+    async def last(self, subject: str) -> Recorded | None:
+        try:
+            msg = await self._js.get_last_msg(subjects.EVENTS, subject)
+        except NotFoundError:
+            return None
+        except (NatsError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{subject} could not be read: {error}") from error
+        at_ms = int(msg.time.timestamp() * 1000) if msg.time else 0
+        return decode(msg.data or b"", seq=int(msg.seq or 0), at_ms=at_ms)
+
+    async def read(self, after: int = 0, subject: str = ">") -> AsyncIterator[Recorded]:
+        async for m in follow_stream(self._nc, subjects.EVENTS, after, subject, wait=False):
+            yield decode(m.payload, seq=m.seq, at_ms=m.at_ms)
+
+    async def follow(self, position: Position = START) -> AsyncIterator[Recorded]:
+        await self._check(position)
+        last, at_ms = position.seq, 0
+        try:
+            async for m in follow_stream(self._nc, subjects.EVENTS, position.seq, ">"):
+                if m.seq != last + 1:
+                    raise Diverged(f"events {last + 1} to {m.seq - 1} are missing from the log")
+                last, at_ms = m.seq, max(at_ms, m.at_ms)
+                yield decode(m.payload, seq=m.seq, at_ms=at_ms)
+        except StreamGone as error:
+            raise Diverged(str(error)) from error
+
+    async def _check(self, position: Position) -> None:
+        """A log that lost its tail reuses sequences; the id at the checkpoint tells if this is still the same one."""
+        if position.seq == 0:
+            return
+        try:
+            msg = await self._js.get_msg(subjects.EVENTS, position.seq)
+        except NotFoundError as error:
+            raise Diverged(f"the log does not reach {position.seq}") from error
+        found = decode(msg.data or b"", seq=position.seq, at_ms=0).envelope.id
+        if found != position.event_id:
+            raise Diverged(f"event {position.seq} is {found}, not {position.event_id}")
+
+
+@contextlib.asynccontextmanager
+async def connect(url: str, name: str, *, replicas: int = 1) -> AsyncIterator[Bus]:
+    """Everything that services share, over one connection that reconnects for ever.
+
+    Waits for the server for up to 30 seconds; raises Unavailable after that.
+    """
+    nc = await _connected(url, name)
+    try:
+        await ensure(nc, replicas)
+        js = nc.jetstream(timeout=5)
+        yield Bus(
+            log=JetStreamLog(nc),
+            blobs=JetStreamBlobs(await js.object_store(subjects.BLOBS)),
+            assignments=JetStreamBoard(nc, subjects.ASSIGNMENTS),
+            lease=JetStreamLease(nc, subjects.LEASES),
+            telemetry=JetStreamTelemetry(nc),
+        )
+    finally:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(5):
+                await nc.drain()
+        await nc.close()
+
+
+async def _connected(url: str, name: str) -> Client:
+    async def quiet_error(error: Exception) -> None:
+        log.debug("nats: %s", error)
+
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return await nats.connect(
+                url,
+                name=name,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.1,
+                ping_interval=10,
+                pending_size=32 * 2**20,
+                error_cb=quiet_error,
+                allow_reconnect=True,
+                connect_timeout=2,
+            )
+        except (NatsError, OSError, TimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"no NATS server at {url}: {error}") from error
+            await asyncio.sleep(0.2)

@@ -1,0 +1,191 @@
+"""In-memory twins of every port, for tests and replay. They pass the contract suite of the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from stoker_proto import Envelope, Recorded, decode, encode
+
+from .eventlog import START, Appended, Conflict, Diverged, Expect, Position
+from .stores import MAX_BLOB, BlobTooLarge, Bus, Sample
+
+
+def wall_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def subject_matches(pattern: str, subject: str) -> bool:
+    """NATS wildcards: `*` is one token, `>` the rest."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for at, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > at
+        if at >= len(given) or token not in ("*", given[at]):
+            return False
+    return len(wanted) == len(given)
+
+
+class _Bell:
+    """Wakes everybody who waits for news."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+class MemoryLog:
+    """An `EventLog` in a list."""
+
+    def __init__(self, now_ms: Callable[[], int] = wall_ms) -> None:
+        self._records: list[Recorded] = []
+        self._ids: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+        self._now_ms = now_ms
+        self._bell = _Bell()
+
+    async def append(self, envelope: Envelope, expect: Expect | None = None) -> Appended:
+        if envelope.id in self._ids:
+            return Appended(self._ids[envelope.id], duplicate=True)
+        if expect and self._last.get(expect.subject, 0) != expect.seq:
+            raise Conflict(expect, self._last.get(expect.subject, 0))
+        seq = len(self._records) + 1
+        at_ms = max(self._now_ms(), self._records[-1].at_ms if self._records else 0)
+        self._records.append(decode(encode(envelope), seq=seq, at_ms=at_ms))
+        self._ids[envelope.id] = self._last[envelope.subject] = seq
+        self._bell.ring()
+        return Appended(seq)
+
+    async def end(self) -> int:
+        return len(self._records)
+
+    async def last(self, subject: str) -> Recorded | None:
+        seq = self._last.get(subject)
+        return self._records[seq - 1] if seq else None
+
+    async def read(self, after: int = 0, subject: str = ">") -> AsyncIterator[Recorded]:
+        for recorded in self._records[after : len(self._records)]:
+            if subject_matches(subject, recorded.envelope.subject):
+                yield recorded
+
+    async def follow(self, position: Position = START) -> AsyncIterator[Recorded]:
+        at = position.seq
+        if at and (at > len(self._records) or self._records[at - 1].envelope.id != position.event_id):
+            raise Diverged(f"the log does not hold event {position.event_id} at {at}")
+        while True:
+            while at < len(self._records):
+                at += 1
+                yield self._records[at - 1]
+            await self._bell.wait()
+
+
+class MemoryBlobs:
+    """A `BlobStore` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    async def put(self, path: Path) -> str:
+        if path.stat().st_size > MAX_BLOB:
+            raise BlobTooLarge(path.stat().st_size)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        shutil.copyfile(path, self._folder / digest)
+        return digest
+
+    async def has(self, digest: str) -> bool:
+        return (self._folder / digest).exists()
+
+    async def get(self, digest: str, into: Path) -> None:
+        if not await self.has(digest):
+            raise KeyError(digest)
+        into.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self._folder / digest, into)
+
+
+class MemoryBoard:
+    """A `Board` in a dict."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._bell = _Bell()
+
+    async def put(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        self._bell.ring()
+
+    async def get(self, key: str) -> bytes | None:
+        return self._values.get(key)
+
+    async def keys(self) -> list[str]:
+        return sorted(self._values)
+
+    async def watch(self, key: str) -> AsyncIterator[bytes]:
+        seen: bytes | None = None
+        while True:
+            value = self._values.get(key)
+            if value is not None and value is not seen:
+                seen = value
+                yield value
+            else:
+                await self._bell.wait()
+
+
+class MemoryLease:
+    """A `Lease` by the monotonic clock."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._held: dict[str, tuple[str, float]] = {}
+        self._now_s = now_s
+
+    async def acquire(self, name: str, holder: str, ttl_s: int) -> bool:
+        owner, until = self._held.get(name, (holder, 0.0))
+        if owner != holder and until > self._now_s():
+            return False
+        self._held[name] = (holder, self._now_s() + ttl_s)
+        return True
+
+    async def release(self, name: str, holder: str) -> None:
+        if self._held.get(name, ("", 0.0))[0] == holder:
+            del self._held[name]
+
+
+class MemoryTelemetry:
+    """`Telemetry` in a list."""
+
+    def __init__(self) -> None:
+        self._samples: list[Sample] = []
+        self._ids: set[str] = set()
+        self._bell = _Bell()
+
+    async def publish(self, subject: str, payload: bytes, message_id: str) -> None:
+        if message_id not in self._ids:
+            self._ids.add(message_id)
+            self._samples.append(Sample(len(self._samples) + 1, subject, payload))
+            self._bell.ring()
+
+    async def follow(self, subject: str, after: int = 0, wait: bool = True) -> AsyncIterator[Sample]:
+        at = after
+        while True:
+            while at < len(self._samples):
+                at += 1
+                if subject_matches(subject, self._samples[at - 1].subject):
+                    yield self._samples[at - 1]
+            if not wait:
+                return
+            await self._bell.wait()
+
+
+def memory_bus(folder: Path) -> Bus:
+    """A whole bus in memory, blobs in `folder`."""
+    return Bus(MemoryLog(), MemoryBlobs(folder), MemoryBoard(), MemoryLease(), MemoryTelemetry())

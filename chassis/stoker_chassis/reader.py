@@ -1,0 +1,159 @@
+"""The gapless reader of a JetStream stream: overlapping pulls, every sequence checked, resumed after any loss.
+
+nats-py's own iterators make a task and a timer per message, and its ordered consumer drops messages when the handler is
+slow. Here requests for the next batch are published ahead of need to one inbox, whose queue is read directly; whatever
+goes wrong (server gone, consumer deleted, a delivery missing) ends in a new consumer that starts after the last event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from .clock import new_id
+
+BATCH = 500
+AHEAD = 2
+HEARTBEAT_S = 1.0
+PAUSE_S = 0.1
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A stored message and its place: stream sequence, the server's time of storing it, and how many come after it."""
+
+    seq: int
+    pending: int
+    at_ms: int
+    subject: str
+    payload: bytes
+
+
+class _Lost(Exception):
+    """This consumer is of no more use; the message says why."""
+
+
+class StreamGone(Exception):
+    """The stream is missing, or shorter than what was read from it before."""
+
+
+class _Consumer:
+    """One ephemeral pull consumer, with requests running ahead."""
+
+    def __init__(self, nc: Client, stream: str, name: str, sub: Subscription) -> None:
+        self._nc = nc
+        self._sub = sub
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
+        self._delivered = 0
+        self.asked = 0
+        self._request = json.dumps(
+            {"batch": BATCH, "expires": 30_000_000_000, "idle_heartbeat": int(HEARTBEAT_S * 1e9)}
+        ).encode()
+
+    async def ask(self) -> None:
+        while self.asked <= BATCH * (AHEAD - 1):
+            self.asked += BATCH
+            await self._nc.publish(self._next, self._request, reply=self._sub.subject)
+
+    async def message(self) -> Msg:
+        """The next message or status; _Lost when even heartbeats have stopped."""
+        queue = self._sub._pending_queue
+        with contextlib.suppress(asyncio.QueueEmpty):
+            msg: Msg = queue.get_nowait()
+            return msg
+        try:
+            waited: Msg = await asyncio.wait_for(queue.get(), HEARTBEAT_S * 2.5)
+        except TimeoutError:
+            raise _Lost("no heartbeat") from None
+        return waited
+
+    async def take(self) -> Delivered | None:
+        """The next stored message; None for a heartbeat or an expired request."""
+        msg = await self.message()
+        headers = msg.headers
+        if headers and not msg.data and "Status" in headers:
+            status = headers["Status"]
+            if status == "100":
+                return None
+            if status in ("404", "408"):
+                self.asked = max(0, self.asked - int(headers.get("Nats-Pending-Messages", BATCH)))
+                await self.ask()
+                return None
+            raise _Lost(f"{status} {headers.get('Description', '')}")
+        # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time ns>.<pending>
+        tokens = msg.reply.split(".")
+        if int(tokens[6]) != self._delivered + 1:
+            raise _Lost(f"delivery {tokens[6]} after {self._delivered}")
+        self._delivered += 1
+        self.asked -= 1
+        return Delivered(int(tokens[5]), int(tokens[8]), int(tokens[7]) // 1_000_000, msg.subject, msg.data)
+
+
+async def _open(nc: Client, stream: str, after: int, subject: str) -> tuple[_Consumer, int]:
+    """A consumer that starts after `after`, and how many messages wait for it now."""
+    js = nc.jetstream(timeout=3)
+    try:
+        end = (await js.stream_info(stream)).state.last_seq
+    except NotFoundError as error:
+        raise StreamGone(f"stream {stream} does not exist") from error
+    if end < after:
+        raise StreamGone(f"stream {stream} ends at {end}, but was read up to {after}")
+    name = f"r{new_id()}"
+    config = ConsumerConfig(
+        name=name,
+        ack_policy=AckPolicy.NONE,
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=after + 1,
+        filter_subject=subject,
+        inactive_threshold=30,
+        mem_storage=True,
+        num_replicas=1,
+        max_waiting=16,
+    )
+    info = await js.add_consumer(stream, config)
+    sub = await nc.subscribe(nc.new_inbox(), pending_msgs_limit=0, pending_bytes_limit=0)
+    consumer = _Consumer(nc, stream, name, sub)
+    await consumer.ask()
+    return consumer, info.num_pending or 0
+
+
+async def follow_stream(
+    nc: Client, stream: str, after: int, subject: str, *, wait: bool = True
+) -> AsyncIterator[Delivered]:
+    """Every message of the stream after sequence `after` that matches `subject`, in order.
+
+    With `wait` for ever, else up to the present end. Raises StreamGone.
+    """
+    last = after
+    while True:
+        consumer: _Consumer | None = None
+        try:
+            consumer, waiting = await _open(nc, stream, last, subject)
+            while wait or waiting:
+                delivered = await consumer.take()
+                if delivered is None:
+                    continue
+                yield delivered
+                last, waiting = delivered.seq, delivered.pending
+                if consumer.asked <= BATCH * (AHEAD - 1):
+                    await consumer.ask()
+            return
+        except (_Lost, NatsError, TimeoutError, OSError) as error:
+            log.info("reader of %s starts again after %d: %s", stream, last, error)
+            await asyncio.sleep(PAUSE_S)
+        finally:
+            if consumer is not None:
+                with contextlib.suppress(NatsError, OSError):
+                    await consumer._sub.unsubscribe()

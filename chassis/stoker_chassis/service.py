@@ -1,0 +1,224 @@
+"""The one loop under every deciding service: gather, evolve, decide, append.
+
+Standby   folds the log and tries for the lease.
+Elected   holds the lease; appends LeaderElected and waits to read it back, so that everything decided by the leader
+          before is folded first.
+Leading   decides at each piece of news and at each due time; after an append it reads its own events back before it
+          decides again. A Conflict means somebody wrote first: fold on and decide again. Losing the lease: Standby.
+
+The lease only saves work. What keeps a stale leader out is the guard on each decision, checked by the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from stoker_proto import Envelope, Event, LeaderElected, Recorded
+
+from .clock import LogClock, stamp
+from .eventlog import Conflict, Expect, Unavailable
+from .stores import Bus
+
+LEASE_TTL_S = 3
+RENEW_S = 1.0
+BURST = 2_000
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An event to append: guarded by `expect`, and under `id` when re-sending it must not write it twice."""
+
+    event: Event
+    expect: Expect | None = None
+    id: str | None = None
+
+
+class Core(Protocol):
+    """The pure part of a deciding service."""
+
+    def evolve(self, recorded: Recorded) -> None: ...
+
+    def decide(self, now_ms: int) -> list[Decision]:
+        """What to append now. Called again until it says nothing more."""
+        ...
+
+    def due_ms(self, now_ms: int) -> int | None:
+        """The next moment on the log's clock at which deciding could matter without news; None: never."""
+        ...
+
+
+class _Leadership:
+    """Keeps trying for the lease; `held` says whether this process has it."""
+
+    def __init__(self, bus: Bus, service: str, holder: str, wake: asyncio.Event) -> None:
+        self._bus = bus
+        self._service = service
+        self._holder = holder
+        self._wake = wake
+        self.held = False
+
+    async def keep(self) -> None:
+        """Renew for ever. An answer that does not come in time counts as a lost lease."""
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(LEASE_TTL_S - RENEW_S):
+                        held = await self._bus.lease.acquire(self._service, self._holder, LEASE_TTL_S)
+                except (TimeoutError, Unavailable):
+                    held = False
+                if held != self.held:
+                    self.held = held
+                    self._wake.set()
+                await asyncio.sleep(RENEW_S)
+        finally:
+            self.held = False
+            with contextlib.suppress(TimeoutError, Unavailable):
+                async with asyncio.timeout(1):
+                    await self._bus.lease.release(self._service, self._holder)
+
+
+class _Reader:
+    """Follows the log into a bounded buffer, so that the loop can take bursts and also wait for other things."""
+
+    def __init__(self, bus: Bus, wake: asyncio.Event) -> None:
+        self._bus = bus
+        self._wake = wake
+        self._room = asyncio.Event()
+        self.buffer: deque[Recorded] = deque()
+
+    async def run(self) -> None:
+        async for recorded in self._bus.log.follow():
+            self.buffer.append(recorded)
+            self._wake.set()
+            while len(self.buffer) >= BURST:
+                self._room.clear()
+                await self._room.wait()
+
+    def take(self) -> list[Recorded]:
+        taken = list(self.buffer)
+        self.buffer.clear()
+        self._room.set()
+        return taken
+
+
+async def lead(
+    bus: Bus,
+    service: str,
+    holder: str,
+    core: Core,
+    *,
+    after_fold: Callable[[bool], Awaitable[None]] | None = None,
+    poll_s: float | None = None,
+) -> None:
+    """Fold the log for ever and, while holding the lease of `service`, decide.
+
+    `after_fold(leading)` runs after each burst of events once the log's end was reached. `poll_s` makes the core decide
+    at least that often, for cores that look at more than the log.
+    """
+    wake = asyncio.Event()
+    leadership = _Leadership(bus, service, holder, wake)
+    reader = _Reader(bus, wake)
+    tasks = [asyncio.create_task(leadership.keep()), asyncio.create_task(reader.run())]
+    for task in tasks:
+        task.add_done_callback(lambda _: wake.set())
+    loop = _Loop(bus, f"{service}/{holder}", core, LogClock(), barrier=await bus.log.end())
+    try:
+        while True:
+            await _woken(wake, None if reader.buffer else loop.timeout(poll_s))
+            for task in tasks:
+                if task.done():
+                    task.result()
+            loop.fold(reader.take())
+            await loop.turn(leadership.held, service, holder, after_fold)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _woken(wake: asyncio.Event, timeout: float | None) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(wake.wait(), timeout)
+    wake.clear()
+
+
+@dataclass
+class _Loop:
+    """Where the loop stands: `barrier` is the sequence that must be folded before anything may be decided."""
+
+    bus: Bus
+    source: str
+    core: Core
+    clock: LogClock
+    barrier: int
+    seq: int = 0
+    leading: bool = False
+
+    def fold(self, burst: list[Recorded]) -> None:
+        for recorded in burst:
+            self.core.evolve(recorded)
+            self.seq = recorded.seq
+        if burst:
+            self.clock.saw(burst[-1].at_ms)
+
+    def timeout(self, poll_s: float | None) -> float | None:
+        """Seconds to the next due time; never zero, so that a core that is wrong about it cannot spin."""
+        if not self.leading or self.seq < self.barrier:
+            return poll_s
+        now_ms = self.clock.now_ms()
+        due_ms = self.core.due_ms(now_ms)
+        if due_ms is None:
+            return poll_s
+        until = max(0.01, (due_ms - now_ms) / 1000)
+        return until if poll_s is None else min(until, poll_s)
+
+    async def turn(
+        self, held: bool, service: str, holder: str, after_fold: Callable[[bool], Awaitable[None]] | None
+    ) -> None:
+        if self.leading and not held:
+            self.leading = False
+            log.warning("%s lost the lease", self.source)
+        if self.seq < self.barrier:
+            return
+        if held and not self.leading:
+            await self._elect(service, holder)
+            if self.seq < self.barrier:
+                return
+        if after_fold:
+            await after_fold(self.leading)
+        if self.leading:
+            self.barrier = max(self.barrier, await self._decide())
+
+    async def _elect(self, service: str, holder: str) -> None:
+        try:
+            self.barrier = (await self.bus.log.append(self._stamped(LeaderElected(service=service, holder=holder)))).seq
+        except Unavailable as error:
+            log.warning("%s: %s", self.source, error)
+        else:
+            self.leading = True
+            log.info("%s leads from %d", self.source, self.barrier)
+
+    def _stamped(self, event: Event, id: str | None = None) -> Envelope:
+        return stamp(event, self.source, id=id)
+
+    async def _decide(self) -> int:
+        """Append what the core decides; the sequence that must be read back before it decides again."""
+        upto = 0
+        for decision in self.core.decide(self.clock.now_ms()):
+            try:
+                landed = await self.bus.log.append(self._stamped(decision.event, decision.id), decision.expect)
+            except Conflict as conflict:
+                log.info("%s: %s", self.source, conflict)
+                return max(upto, conflict.actual)
+            except Unavailable as error:
+                log.warning("%s: %s", self.source, error)
+                return upto
+            upto = max(upto, landed.seq)
+        return upto

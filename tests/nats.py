@@ -1,0 +1,26 @@
+"""Fixtures: a real nats-server, and a bus on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from stoker_chassis.jetstream import connect
+from stoker_chassis.stores import Bus
+from stoker_local.nats import EmbeddedNats
+
+
+@pytest_asyncio.fixture
+async def nats_server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
+    """A nats-server of its own for one test."""
+    async with EmbeddedNats(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def bus(nats_server: EmbeddedNats) -> AsyncIterator[Bus]:
+    """A bus on a fresh real server."""
+    async with connect(nats_server.url, "test") as bus:
+        yield bus
