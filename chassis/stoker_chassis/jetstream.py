@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -21,9 +21,10 @@ from .jetstream_stores import JetStreamBlobs, JetStreamBoard, JetStreamLease, Je
 from .reader import StreamGone, follow_stream
 from .stores import Bus
 from .streams import ensure
+from .telemetry import with_trace
 
 APPEND_S = 10.0
-TRY_S = 2.0
+TRY_S = 1.0
 WRONG_LAST_SEQUENCE = 10071
 WRONG_LAST_SEQUENCE_BUSY = 10164
 REFUSED = {10054: "it is larger than the log takes", 10077: "the log is full"}
@@ -42,7 +43,7 @@ class JetStreamLog:
         if expect:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expect.seq)
             headers["Nats-Expected-Last-Subject-Sequence-Subject"] = expect.subject
-        payload = encode(envelope)
+        payload = encode(with_trace(envelope))
         deadline = time.monotonic() + APPEND_S
         pause = 0.02
         while True:
@@ -127,48 +128,53 @@ class JetStreamLog:
             raise Diverged(f"event {position.seq} is {found}, not {position.event_id}")
 
 
+async def bus_on(nc: Client, replicas: int = 1) -> Bus:
+    """Everything that services share, on a connection that somebody else owns."""
+    await ensure(nc, replicas)
+    js = nc.jetstream(timeout=5)
+    return Bus(
+        log=JetStreamLog(nc),
+        blobs=JetStreamBlobs(await js.object_store(subjects.BLOBS)),
+        assignments=JetStreamBoard(nc, subjects.ASSIGNMENTS),
+        lease=JetStreamLease(nc, subjects.LEASES),
+        telemetry=JetStreamTelemetry(nc),
+    )
+
+
 @contextlib.asynccontextmanager
 async def connect(url: str, name: str, *, replicas: int = 1) -> AsyncIterator[Bus]:
-    """Everything that services share, over one connection that reconnects for ever.
+    """A bus over a connection of its own that reconnects for ever. Raises Unavailable after 30 seconds without one."""
 
-    Waits for the server for up to 30 seconds; raises Unavailable after that.
-    """
-    nc = await _connected(url, name)
-    try:
-        await ensure(nc, replicas)
-        js = nc.jetstream(timeout=5)
-        yield Bus(
-            log=JetStreamLog(nc),
-            blobs=JetStreamBlobs(await js.object_store(subjects.BLOBS)),
-            assignments=JetStreamBoard(nc, subjects.ASSIGNMENTS),
-            lease=JetStreamLease(nc, subjects.LEASES),
-            telemetry=JetStreamTelemetry(nc),
+    async def quiet(error: Exception) -> None:
+        log.debug("nats: %s", error)
+
+    async def opened() -> Client:
+        return await nats.connect(
+            url,
+            name=name,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.1,
+            ping_interval=10,
+            pending_size=32 * 2**20,
+            error_cb=quiet,
         )
+
+    nc = await connected_within(opened, url)
+    try:
+        yield await bus_on(nc, replicas)
     finally:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(NatsError, TimeoutError, OSError):
             async with asyncio.timeout(5):
                 await nc.drain()
         await nc.close()
 
 
-async def _connected(url: str, name: str) -> Client:
-    async def quiet_error(error: Exception) -> None:
-        log.debug("nats: %s", error)
-
-    deadline = time.monotonic() + 30
+async def connected_within(opened: Callable[[], Awaitable[Client]], url: str, seconds: float = 30) -> Client:
+    """Keep trying to connect. Raises Unavailable when there is no server for that long."""
+    deadline = time.monotonic() + seconds
     while True:
         try:
-            return await nats.connect(
-                url,
-                name=name,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.1,
-                ping_interval=10,
-                pending_size=32 * 2**20,
-                error_cb=quiet_error,
-                allow_reconnect=True,
-                connect_timeout=2,
-            )
+            return await opened()
         except (NatsError, OSError, TimeoutError) as error:
             if time.monotonic() > deadline:
                 raise Unavailable(f"no NATS server at {url}: {error}") from error
