@@ -57,7 +57,7 @@ class Diverged(LogError):
 
 @dataclass(frozen=True)
 class Position:
-    """How far a reader has come: the sequence and id of the last event it has handled. (0, "") is the start."""
+    """How far a reader has come: sequence and id of the last event it handled. An empty id is not checked."""
 
     seq: int = 0
     event_id: str = ""

@@ -117,7 +117,7 @@ class JetStreamLog:
 
     async def _check(self, position: Position) -> None:
         """A log that lost its tail reuses sequences; the id at the checkpoint tells if this is still the same one."""
-        if position.seq == 0:
+        if position.seq == 0 or not position.event_id:
             return
         try:
             msg = await self._js.get_msg(subjects.EVENTS, position.seq)

@@ -80,7 +80,8 @@ class MemoryLog:
 
     async def follow(self, position: Position = START) -> AsyncIterator[Recorded]:
         at = position.seq
-        if at and (at > len(self._records) or self._records[at - 1].envelope.id != position.event_id):
+        known = self._records[at - 1].envelope.id if 0 < at <= len(self._records) else ""
+        if at > len(self._records) or (position.event_id and known != position.event_id):
             raise Diverged(f"the log does not hold event {position.event_id} at {at}")
         while True:
             while at < len(self._records):

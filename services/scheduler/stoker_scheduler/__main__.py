@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from stoker_chassis.hosting import host
 from stoker_chassis.service import lead
-
 from stoker_chassis.stores import Bus
 from stoker_proto import NodeAssignments
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stoker_chassis.service import Decision
-
 from stoker_chassis.eventlog import Expect
+from stoker_chassis.service import Decision
 from stoker_proto import DecisionBatch, PendingReasonChanged, Reason, Recorded
 from stoker_proto.subjects import DECISIONS
 

@@ -1,0 +1,264 @@
+"""The warm worker: a process with torch imported that forks a job's processes in milliseconds.
+
+`python -m stoker_chassis.forkserver --socket PATH --preload torch,torch.distributed`
+
+It imports, and never starts a thread, opens a device or a connection of its own, so a fork of it is clean. One JSON
+request a connection: spawn, poll, kill, forget, ping. Spawning is idempotent by key. Each child has a session of its
+own, writes straight to its files, and dies with this process. How a child ended is written to its exit file, so that
+nobody needs to be listening. When the lifeline (a pipe whose other end the supervisor holds) ends, everything ends.
+
+It outlives the launcher on purpose: a launcher that comes back finds its jobs running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+PR_SET_PDEATHSIG = 1
+TRACEBACK_LINES = 20
+
+
+class ForkServer:
+    """The children by key, and the loop that serves requests and reaps."""
+
+    def __init__(self, path: Path, lifeline: int | None) -> None:
+        self.path = path
+        self.lifeline = lifeline
+        self.pids: dict[str, int] = {}
+        self.exits: dict[str, dict[str, Any]] = {}
+        self.exit_files: dict[str, str] = {}
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.woken, self.wake = os.pipe()
+        for fd in (self.woken, self.wake):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        self.listener.bind(str(path))
+        self.listener.listen(64)
+
+    def serve(self) -> None:
+        watched: list[Any] = [self.listener, self.woken]
+        if self.lifeline is not None:
+            watched.append(self.lifeline)
+        while True:
+            readable, _, _ = select.select(watched, [], [])
+            if self.woken in readable:
+                numbers = os.read(self.woken, 4096)
+                self.reap()
+                if signal.SIGTERM in numbers:
+                    break
+            if self.lifeline is not None and self.lifeline in readable:
+                break
+            if self.listener in readable:
+                connection, _ = self.listener.accept()
+                with connection:
+                    self.answer(connection)
+        for key in list(self.pids):
+            self.kill(key, signal.SIGKILL)
+        self.path.unlink(missing_ok=True)
+
+    def answer(self, connection: socket.socket) -> None:
+        connection.settimeout(5)
+        try:
+            with connection.makefile("rb") as file:
+                request = json.loads(file.readline())
+            reply = self.handle(request, connection)
+            connection.sendall(json.dumps(reply).encode() + b"\n")
+        except (OSError, ValueError, KeyError) as error:
+            print(f"bad request: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def handle(self, request: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
+        self.reap()
+        match request["do"]:
+            case "ping":
+                return {"pid": os.getpid(), "keys": sorted(self.pids)}
+            case "spawn":
+                return {"pid": self.spawn(request, connection)}
+            case "poll":
+                key = request["key"]
+                return {"known": key in self.pids, "exit": self.exits.get(key), "group": self.group_lives(key)}
+            case "kill":
+                return {"sent": self.kill(request["key"], request["signal"])}
+            case "forget":
+                self.forget(request["key"])
+                return {}
+        raise KeyError(request["do"])
+
+    def spawn(self, request: dict[str, Any], connection: socket.socket) -> int:
+        key = request["key"]
+        if key in self.pids:
+            return self.pids[key]
+        pid = os.fork()
+        if pid == 0:
+            self.child(request, connection)
+        self.pids[key] = pid
+        if request.get("exit_file"):
+            self.exit_files[key] = request["exit_file"]
+        return pid
+
+    def child(self, request: dict[str, Any], connection: socket.socket) -> NoReturn:
+        """In the forked child: become the job's process. Never returns."""
+        code = 1
+        try:
+            os.setsid()
+            self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            signal.set_wakeup_fd(-1)
+            for caught in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
+                signal.signal(caught, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            connection.close()
+            self.listener.close()
+            for fd in (self.woken, self.wake, *(() if self.lifeline is None else (self.lifeline,))):
+                os.close(fd)
+            for number, name, flags in (
+                (0, os.devnull, os.O_RDONLY),
+                (1, request["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+                (2, request["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+            ):
+                opened = os.open(name, flags, 0o644)
+                os.dup2(opened, number)
+                os.close(opened)
+            os.environ.clear()
+            os.environ.update(request["env"])
+            os.chdir(request["cwd"])
+            if request.get("argv"):
+                os.execvpe(request["argv"][0], request["argv"], os.environ)
+            code = run_script(request["script"], request.get("args", []), request.get("error_file"))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            leave(code)
+
+    def reap(self) -> None:
+        by_pid = {pid: key for key, pid in self.pids.items()}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            key = by_pid.get(pid)
+            if key is None:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            ended = {"code": code if code >= 0 else None, "signal": -code if code < 0 else None}
+            if key in self.exit_files:
+                write_atomically(Path(self.exit_files[key]), ended)
+            self.exits[key] = ended
+
+    def group_lives(self, key: str) -> bool:
+        """Whether any process of the child's group is left, the child itself or one that it started."""
+        if key not in self.pids:
+            return False
+        try:
+            os.killpg(self.pids[key], 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def kill(self, key: str, number: int) -> bool:
+        try:
+            os.killpg(self.pids[key], number)
+        except (KeyError, ProcessLookupError):
+            return False
+        return True
+
+    def forget(self, key: str) -> None:
+        if key in self.exits and not self.group_lives(key):
+            del self.pids[key], self.exits[key]
+            self.exit_files.pop(key, None)
+
+
+def run_script(script: str, args: list[str], error_file: str | None) -> int:
+    """Run a Python file as `__main__`, as `python FILE ARGS` would; an exception goes to stderr and the error file."""
+    sys.argv = [script, *args]
+    sys.path[0:0] = [str(Path(script).resolve().parent)]
+    extra = os.environ.get("PYTHONPATH")
+    if extra:
+        sys.path[1:1] = extra.split(os.pathsep)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(stop.code, file=sys.stderr)  # noqa: T201
+        return 1
+    except BaseException as error:
+        shown = user_frames(error)
+        sys.stderr.write(shown)
+        if error_file:
+            tail = shown.rstrip().splitlines()[-TRACEBACK_LINES:]
+            told = {"type": type(error).__name__, "message": str(error)[:2000], "traceback": tail}
+            write_atomically(Path(error_file), told)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def user_frames(error: BaseException) -> str:
+    """The traceback without our own frames and runpy's above the script."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = ("<frozen runpy>", __file__)
+    kept = [f for f in frames if f.filename not in ours]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(kept)]
+    return "".join(lines + traceback.format_exception_only(error))
+
+
+def leave(code: int) -> NoReturn:
+    """End the child as the interpreter would: threads joined, exit functions run, output flushed."""
+    try:
+        import atexit
+        import threading
+
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def write_atomically(path: Path, value: dict[str, Any]) -> None:
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--preload", default="")
+    arguments = parser.parse_args()
+    # One thread a rank unless the job says otherwise: ranks share the cores, and the forked state must be simple.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in filter(None, arguments.preload.split(",")):
+        importlib.import_module(name)
+    lifeline = os.environ.get("STOKER_LIFELINE_FD")
+    server = ForkServer(arguments.socket, int(lifeline) if lifeline else None)
+    gc.collect()
+    gc.freeze()
+    server.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Whose fault a failed attempt was: node evidence first, then the earliest rank that failed by itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker_proto import AttemptExited, Evidence, FindingRecorded, JobFailureAttributed, Problem, RankExit, problem
+
+CASCADES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "ncclRemoteError",
+    "Socket Timeout",
+    "Timed out waiting",
+)
+CUDA_OOM = ("CUDA out of memory", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
+HOST_OOM = ("MemoryError", "Out of memory: Killed process", "DefaultCPUAllocator: can't allocate memory")
+SIGKILL, SIGTERM = 9, 15
+EVIDENCE_LINES = 6
+
+
+def attribute(
+    job_id: str, attempt: int, exits: Sequence[AttemptExited], findings: Sequence[FindingRecorded]
+) -> JobFailureAttributed:
+    """The attribution from how every node's part ended and what was found on the gang's nodes since it was placed."""
+    hard = [f for f in findings if f.result.severity in ("fatal", "degraded")]
+    if hard:
+        return _of_node(job_id, attempt, hard, exits)
+    roots = [(e, r) for e in exits for r in _own_failures(e) if not is_cascade(r)]
+    if roots:
+        return _of_rank(job_id, attempt, *roots[0])
+    refused = next((e for e in exits if e.asked is None and e.outcome == "launch_rejected"), None)
+    if refused:
+        made = problem("launch_rejected", refused.detail or f"{refused.node} could not start it")
+        return _made(job_id, attempt, "launch_rejected", "unknown", made, retry=True, confidence="supported")
+    died = next((e for e in exits if e.asked is None and e.outcome == "infra_node"), None)
+    if died:
+        made = problem("node_lost", f"{died.node}: {died.detail}")
+        return _made(job_id, attempt, "infra_node", "node", made, retry=True, confidence="supported", node=died.node)
+    made = problem("comm_fault", "Every rank that failed only lost its connection to another one")
+    return _made(job_id, attempt, "infra_comm", "unknown", made, retry=True, confidence="hypothesis")
+
+
+def is_cascade(rank: RankExit) -> bool:
+    """Whether the rank only felt another one's end."""
+    if rank.signal == SIGTERM:
+        return True
+    text = "\n".join((rank.error or "", *rank.stderr_tail))
+    return any(mark in text for mark in CASCADES)
+
+
+def _own_failures(exited: AttemptExited) -> list[RankExit]:
+    return [r for r in exited.ranks if r.code != 0 and r.rank in exited.before_stop]
+
+
+def _of_node(
+    job_id: str, attempt: int, findings: Sequence[FindingRecorded], exits: Sequence[AttemptExited]
+) -> JobFailureAttributed:
+    worst = next((f for f in findings if f.result.severity == "fatal"), findings[0])
+    nodes = tuple(dict.fromkeys(f.node for f in findings))
+    detail = f"{worst.result.detail or worst.result.check} on {worst.node}"
+    first = next((r.rank for e in exits if e.node == worst.node for r in e.ranks if r.code != 0), None)
+    made = problem(
+        "gpu_fault", detail, facts={"node": worst.node, "gpu": worst.result.entity},
+        next_actions=("nothing: the job goes on elsewhere from its newest checkpoint",),
+    )  # fmt: skip
+    return JobFailureAttributed(
+        job_id=job_id, attempt=attempt, outcome="infra_gpu", blame="node", confidence="established", node=worst.node,
+        first_rank=first, evidence=tuple(f.finding_id for f in findings), retry=True, exclude_nodes=nodes, problem=made,
+    )  # fmt: skip
+
+
+def _of_rank(job_id: str, attempt: int, exited: AttemptExited, rank: RankExit) -> JobFailureAttributed:
+    text = "\n".join((rank.error or "", *rank.stderr_tail))
+    lines = (rank.error or "\n".join(rank.stderr_tail)).splitlines()[-EVIDENCE_LINES:]
+    stream = f"{exited.node}/rank-{rank.rank}"
+    more = {"evidence": tuple(Evidence(stream=stream, line=line) for line in lines), "facts": {"rank": rank.rank}}
+    last = lines[-1] if lines else ""
+    if any(mark in text for mark in CUDA_OOM):
+        made, outcome = problem("cuda_oom", last, next_actions=("use a smaller batch or model",), **more), "oom"
+    elif any(mark in text for mark in HOST_OOM):
+        made, outcome = problem("host_oom", last, next_actions=("use less host memory",), **more), "oom"
+    elif rank.error_type is not None:
+        fix = ("mend the code and submit again",)
+        made, outcome = problem("python_exception", last, next_actions=fix, **more), "user_error"
+    elif rank.signal is not None:
+        made, outcome = problem("killed_by_signal", f"rank {rank.rank} got signal {rank.signal}", **more), "user_error"
+    elif rank.code == 127:
+        made, outcome = problem("command_not_found", last or "exit code 127", **more), "user_error"
+    else:
+        made, outcome = problem("exit_code", f"rank {rank.rank} ended with code {rank.code}", **more), "user_error"
+    return _made(job_id, attempt, outcome, "user", made, retry=False, confidence="supported", first_rank=rank.rank)
+
+
+def _made(
+    job_id: str, attempt: int, outcome: str, blame: str, made: Problem, *, retry: bool, confidence: str,
+    node: str | None = None, first_rank: int | None = None,
+) -> JobFailureAttributed:  # fmt: skip
+    return JobFailureAttributed.model_validate(
+        {
+            "job_id": job_id, "attempt": attempt, "outcome": outcome, "blame": blame, "confidence": confidence,
+            "node": node, "first_rank": first_rank, "retry": retry, "problem": made,
+            "exclude_nodes": (node,) if node else (),
+        }
+    )  # fmt: skip

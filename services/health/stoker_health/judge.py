@@ -1,0 +1,199 @@
+"""What the health leader decides on its fold: verdicts, preflights, blame. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from stoker_proto import (
+    CheckResult,
+    Event,
+    FindingRecorded,
+    NodeDegraded,
+    NodeQuarantined,
+    NodeReady,
+    NodeReleased,
+    NodeUnknown,
+    PreflightFailed,
+    PreflightPassed,
+    PreflightReported,
+)
+
+from .allreduce import wrong_ranks
+from .blame import attribute
+from .verdict import Gang, Health, Node
+
+MAX_ROUNDS = 3
+ATTRIBUTION_MS = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """An event to append. A verdict is guarded by the last verdict of its node; `id` makes the rest land once."""
+
+    event: Event
+    id: str | None = None
+    verdict_seq: int | None = None
+
+
+def rule_nodes(health: Health, silent: Set[str]) -> list[Ruling]:
+    """Verdicts that follow from what is known of each node."""
+    return [ruling for node in health.nodes.values() if (ruling := _rule(node, node.name in silent))]
+
+
+def _rule(node: Node, silent: bool) -> Ruling | None:
+    bad = [f for seq, f in node.findings if seq > node.released_seq and f.result.status == "bad"]
+    fatal = [f for f in bad if f.result.severity == "fatal"]
+    degraded = [f for f in bad if f.result.severity == "degraded"]
+    tested_seq, tested = node.tested or (0, None)
+    if node.verdict != "quarantined":
+        if fatal:
+            return _said(NodeQuarantined, node, f"finding:{fatal[0].result.check}", _why(fatal), _ids(fatal))
+        failed = [r for r in tested.results if r.status == "bad"] if tested is not None and not tested.passed else []
+        if failed and tested_seq > node.verdict_seq:
+            why = "; ".join(f"{r.check}: {r.detail or r.status}" for r in failed) or "the self-test failed"
+            return _said(NodeQuarantined, node, "self-test", why, ())
+    if node.verdict == "unknown":
+        return None if silent else _heard_again(node)
+    if silent and node.verdict != "quarantined":
+        return _said(NodeUnknown, node, "silence", "no heartbeat", ())
+    if degraded and node.verdict in ("validating", "ready", "suspect"):
+        return _said(NodeDegraded, node, f"finding:{degraded[0].result.check}", _why(degraded), _ids(degraded))
+    if tested is None or not tested.passed:
+        return None
+    if node.verdict == "validating" and tested_seq > node.fault_seq:
+        return _said(NodeReady, node, "self-test", "the self-test passed", ())
+    asked_after_fault = node.retest_seq > max(node.fault_seq, node.verdict_seq)
+    if node.verdict in ("quarantined", "degraded", "suspect") and asked_after_fault and tested_seq > node.retest_seq:
+        return _said(NodeReleased, node, "re-test", "a re-test begun after the last fault passed", ())
+    return None
+
+
+def _heard_again(node: Node) -> Ruling | None:
+    if node.before_unknown == "ready":
+        return _said(NodeReady, node, "heard-again", "heartbeats are back and nothing was found", ())
+    if node.before_unknown in ("degraded", "suspect"):
+        return _said(NodeDegraded, node, "heard-again", f"heartbeats are back; it was {node.before_unknown}", ())
+    tested = node.tested[1] if node.tested else None
+    if tested is not None and tested.passed:
+        return _said(NodeReady, node, "self-test", "the self-test passed", ())
+    return None
+
+
+def _said(
+    kind: type[NodeReady] | type[NodeReleased] | type[NodeQuarantined] | type[NodeDegraded] | type[NodeUnknown],
+    node: Node,
+    rule: str,
+    reason: str,
+    evidence: tuple[str, ...],
+) -> Ruling:
+    event = kind(node=node.name, boot_epoch=node.epoch, rule=rule, reason=reason, evidence=evidence)
+    return Ruling(event, verdict_seq=node.verdict_seq)
+
+
+def _why(findings: list[FindingRecorded]) -> str:
+    return "; ".join(dict.fromkeys(f.result.detail or f.result.check for f in findings))
+
+
+def _ids(findings: list[FindingRecorded]) -> tuple[str, ...]:
+    return tuple(f.finding_id for f in findings)
+
+
+def rule_gangs(health: Health, now_ms: int) -> list[Ruling]:
+    """Preflights that can be judged, and failures that can be blamed."""
+    rulings: list[Ruling] = []
+    for gang in health.gangs.values():
+        if gang.required and not gang.judged:
+            rulings += _judge_preflight(gang, health)
+        if gang.failed_ms is not None and not gang.attributed and _known(gang, now_ms):
+            found = [
+                f
+                for name in gang.nodes
+                if name in health.nodes
+                for seq, f in health.nodes[name].findings
+                if seq > gang.placed_seq and f.result.status == "bad"
+            ]
+            event = attribute(gang.job_id, gang.attempt, gang.exits, found)
+            rulings.append(Ruling(event, id=f"attributed:{gang.job_id}:{gang.attempt}"))
+    return rulings
+
+
+def _known(gang: Gang, now_ms: int) -> bool:
+    """Every node has told its exits and looked at its devices, or the time for that is over."""
+    assert gang.failed_ms is not None
+    told = {e.node for e in gang.exits}
+    return (told >= set(gang.nodes) and gang.scanned >= set(gang.nodes)) or now_ms >= gang.failed_ms + ATTRIBUTION_MS
+
+
+def due_ms(health: Health) -> int | None:
+    """When the next failure is blamed on what is known by then."""
+    open_ms = [g.failed_ms + ATTRIBUTION_MS for g in health.gangs.values() if g.failed_ms and not g.attributed]
+    return min(open_ms, default=None)
+
+
+def _judge_preflight(gang: Gang, health: Health) -> list[Ruling]:
+    if not gang.reports:
+        return []
+    latest = max(gang.reports)
+    reports = gang.reports[latest]
+    if set(reports) < set(gang.nodes):
+        return []
+    faults = _faults(gang, reports)
+    if faults:
+        named = tuple(sorted(faults))
+        rulings = [Ruling(f, id=f.finding_id) for f in (_finding(faults[n], n, gang, health) for n in named) if f]
+        detail = "; ".join(f"{n}: {faults[n].detail or faults[n].check}" for n in named)
+        return [*rulings, _failed(gang, named, detail)]
+    errors = {n: r.error for n, r in reports.items() if r.error}
+    unpinned = not errors and wrong_ranks(_copies(reports), gang.world)[1]
+    if not errors and not unpinned:
+        passed = PreflightPassed(job_id=gang.job_id, attempt=gang.attempt, nodes=gang.nodes)
+        return [Ruling(passed, id=f"preflight:{gang.job_id}:{gang.attempt}")]
+    if unpinned:
+        return [_failed(gang, (), "the all-reduce was wrong, and no single node could be named")]
+    if latest >= MAX_ROUNDS:
+        detail = "; ".join(f"{n}: {e}" for n, e in sorted(errors.items()))
+        return [_failed(gang, (), f"the all-reduce could not be measured in {MAX_ROUNDS} rounds: {detail}")]
+    return []
+
+
+def _failed(gang: Gang, nodes: tuple[str, ...], detail: str) -> Ruling:
+    event = PreflightFailed(job_id=gang.job_id, attempt=gang.attempt, nodes=nodes, detail=detail)
+    return Ruling(event, id=f"preflight:{gang.job_id}:{gang.attempt}")
+
+
+def _copies(reports: dict[str, PreflightReported]) -> dict[int, tuple[int, ...]]:
+    return {s.rank: s.slots for r in reports.values() for s in r.sums}
+
+
+def _faults(gang: Gang, reports: dict[str, PreflightReported]) -> dict[str, CheckResult]:
+    """Nodes at fault with the result that shows it."""
+    faults: dict[str, CheckResult] = {}
+    for name, report in reports.items():
+        hard = [r for r in report.results if r.status == "bad" and r.severity == "fatal"]
+        if hard:
+            faults[name] = hard[0]
+    if any(r.error for r in reports.values()):
+        return faults
+    ranks, _ = wrong_ranks(_copies(reports), gang.world)
+    first = 0
+    for name, count in zip(gang.nodes, gang.gpus, strict=True):
+        mine = sorted(ranks & set(range(first, first + count)))
+        first += count
+        if mine and name not in faults:
+            faults[name] = CheckResult(
+                check="allreduce_sum",
+                status="bad",
+                severity="fatal",
+                action="inspect",
+                detail=f"all-reduce wrong at rank {', '.join(map(str, mine))}",
+            )
+    return faults
+
+
+def _finding(result: CheckResult, name: str, gang: Gang, health: Health) -> FindingRecorded | None:
+    node = health.nodes.get(name)
+    if node is None or result.check != "allreduce_sum":
+        return None  # device findings are the agent's own to record
+    finding_id = f"{name}:{node.epoch}:{result.check}:{gang.job_id}:{gang.attempt}"
+    return FindingRecorded(node=name, boot_epoch=node.epoch, finding_id=finding_id, result=result)

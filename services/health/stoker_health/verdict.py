@@ -1,0 +1,185 @@
+"""The health leader's fold: nodes and their findings, gangs in preflight, attempts that failed. Pure.
+
+A node goes to quarantine at the first fatal finding of its boot epoch. It comes back only by a re-test that was asked
+for after the last fault and passed: the absence of new errors is not recovery. Not supported and could-not-measure
+never change a verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stoker_proto import (
+    AttemptExited,
+    AttemptPlaced,
+    FindingRecorded,
+    JobFailureAttributed,
+    JobFinished,
+    JobRequeued,
+    NodeDegraded,
+    NodeJoined,
+    NodeQuarantined,
+    NodeReady,
+    NodeReleased,
+    NodeScanned,
+    NodeSuspected,
+    NodeUnknown,
+    PreflightFailed,
+    PreflightPassed,
+    PreflightReported,
+    Recorded,
+    RetestRequested,
+    SelfTested,
+    VerdictEvent,
+)
+
+VERDICTS: dict[type[VerdictEvent], str] = {
+    NodeReady: "ready",
+    NodeReleased: "ready",
+    NodeSuspected: "suspect",
+    NodeDegraded: "degraded",
+    NodeQuarantined: "quarantined",
+    NodeUnknown: "unknown",
+}
+
+
+@dataclass(slots=True)
+class Node:
+    """One node in its present boot epoch. Sequences say what came before what."""
+
+    name: str
+    epoch: str
+    verdict: str = "validating"
+    verdict_seq: int = 0
+    before_unknown: str = "validating"
+    findings: list[tuple[int, FindingRecorded]] = field(default_factory=list)
+    fault_seq: int = 0
+    released_seq: int = 0
+    tested: tuple[int, SelfTested] | None = None
+    retest_seq: int = 0
+
+
+@dataclass(slots=True)
+class Gang:
+    """One attempt, as far as health cares: its preflight and its failure."""
+
+    job_id: str
+    attempt: int
+    placed_seq: int
+    nodes: tuple[str, ...]
+    gpus: tuple[int, ...]
+    required: bool
+    judged: bool = False
+    reports: dict[int, dict[str, PreflightReported]] = field(default_factory=dict)
+    exits: list[AttemptExited] = field(default_factory=list)
+    failed_ms: int | None = None
+    scanned: set[str] = field(default_factory=set)
+    attributed: bool = False
+
+    @property
+    def world(self) -> int:
+        return sum(self.gpus)
+
+
+@dataclass(slots=True)
+class Health:
+    """Everything the leader knows."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    gangs: dict[tuple[str, int], Gang] = field(default_factory=dict)
+    ignored: int = 0
+
+
+def evolve(health: Health, recorded: Recorded) -> Health:
+    """The state after this event. The state given is consumed."""
+    event, seq = recorded.event, recorded.seq
+    match event:
+        case NodeJoined():
+            node = health.nodes.get(event.node)
+            if node is None or node.epoch != event.boot_epoch:
+                verdict_seq = node.verdict_seq if node else 0
+                health.nodes[event.node] = Node(event.node, event.boot_epoch, verdict_seq=verdict_seq)
+        case VerdictEvent():
+            _verdict(health, event, seq)
+        case FindingRecorded():
+            node = health.nodes.get(event.node)
+            if node is not None and node.epoch == event.boot_epoch:
+                node.findings.append((seq, event))
+                if event.result.status == "bad" and event.result.severity in ("degraded", "fatal"):
+                    node.fault_seq = seq
+        case SelfTested():
+            node = health.nodes.get(event.node)
+            if node is not None and node.epoch == event.boot_epoch:
+                node.tested = (seq, event)
+        case RetestRequested():
+            node = health.nodes.get(event.node)
+            if node is not None:
+                node.retest_seq = seq
+        case _:
+            _gang(health, recorded)
+    return health
+
+
+def _verdict(health: Health, event: VerdictEvent, seq: int) -> None:
+    node = health.nodes.get(event.node)
+    if node is None:
+        health.ignored += 1
+        return
+    node.verdict_seq = seq
+    if node.epoch != event.boot_epoch:
+        health.ignored += 1
+        return
+    verdict = VERDICTS[type(event)]
+    if verdict == "unknown" and node.verdict != "unknown":
+        node.before_unknown = node.verdict
+    if isinstance(event, NodeReady | NodeReleased):
+        node.released_seq = seq
+    node.verdict = verdict
+
+
+def _gang(health: Health, recorded: Recorded) -> None:
+    event = recorded.event
+    if isinstance(event, AttemptPlaced):
+        key = (event.job_id, event.attempt)
+        health.gangs[key] = Gang(
+            event.job_id,
+            event.attempt,
+            recorded.seq,
+            tuple(a.node for a in event.allocations),
+            tuple(len(a.gpus) for a in event.allocations),
+            event.preflight == "required",
+        )
+        return
+    if isinstance(event, JobFinished):
+        for key in [k for k in health.gangs if k[0] == event.job_id]:
+            del health.gangs[key]
+        return
+    if not isinstance(
+        event,
+        JobRequeued
+        | PreflightReported
+        | PreflightPassed
+        | PreflightFailed
+        | AttemptExited
+        | NodeScanned
+        | JobFailureAttributed,
+    ):
+        return
+    gang = health.gangs.get((event.job_id, event.attempt))
+    if gang is None:
+        return
+    match event:
+        case JobRequeued():
+            del health.gangs[(event.job_id, event.attempt)]
+        case PreflightReported():
+            gang.reports.setdefault(event.round, {})[event.node] = event
+        case PreflightPassed() | PreflightFailed():
+            gang.judged = True
+        case AttemptExited():
+            gang.exits.append(event)
+            if gang.failed_ms is None and event.asked is None and event.outcome != "ok":
+                gang.failed_ms = recorded.at_ms
+        case NodeScanned():
+            gang.scanned.add(event.node)
+        case JobFailureAttributed():
+            gang.attributed = True

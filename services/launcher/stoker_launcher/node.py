@@ -1,0 +1,176 @@
+"""The node: joins, keeps the warm worker alive, and reconciles what runs with what should."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+
+from stoker_chassis.device import Devices
+from stoker_chassis.eventlog import Unavailable
+from stoker_chassis.stores import Bus
+from stoker_chassis.warm import WarmWorker, WarmWorkerGone
+from stoker_proto import NodeAssignments, NodeJoined
+
+from .attempt import Attempt, Tools
+from .facts import Facts
+from .ledger import Entry, Ledger
+from .reports import Reports
+from .settings import LauncherSettings
+
+WORKER_CHECK_S = 0.5
+CONTACT_S = 5.0
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """Everything that one launcher does."""
+
+    def __init__(self, bus: Bus, devices: Devices, settings: LauncherSettings) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._devices = devices
+        self._reports = Reports(bus, settings.node)
+        self._worker = WarmWorker(settings.warm_socket)
+        self._running: dict[int, tuple[Attempt, asyncio.Task[None]]] = {}
+        self._tools = Tools(
+            settings=settings,
+            blobs=bus.blobs,
+            reports=self._reports,
+            facts=Facts(bus.log),
+            ledger=Ledger(settings.node_dir / "ledger"),
+            devices=devices,
+            worker=self._worker,
+        )
+        self._seen_seq = 0
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """For ever. Attempts from the ledger are adopted before the node says that it is there."""
+        start = await self._bus.log.end()
+        await self._start_worker()
+        await self._join()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tools.facts.follow(start))
+            tasks.create_task(self._keep_worker())
+            tasks.create_task(self._keep_contact())
+            for entry in self._tools.ledger.read():
+                self._adopt(entry, tasks)
+            ready()
+            async for value in self._bus.assignments.watch(self._settings.node):
+                self._reconcile(NodeAssignments.model_validate_json(value), tasks)
+
+    async def _join(self) -> None:
+        s = self._settings
+        event = NodeJoined(
+            node=s.node,
+            boot_epoch=s.boot_epoch,
+            gpus=self._devices.inventory(),
+            cpus=os.cpu_count() or 1,
+            memory_bytes=psutil.virtual_memory().total,
+            simulated=self._devices.simulated,
+            labels=s.labels,
+        )
+        await self._reports.say(event, s.node, s.boot_epoch)
+
+    def _adopt(self, entry: Entry, tasks: asyncio.TaskGroup) -> None:
+        """Go on with an attempt of an earlier life of this launcher, unless the node has rebooted since."""
+        if entry.assignment.here(self._settings.node).boot_epoch != self._settings.boot_epoch:
+            self._tools.ledger.forget(entry)
+            return
+        log.info("adopting %s, which is %s", entry.name, entry.phase)
+        self._begin(Attempt(entry, self._tools), tasks)
+
+    def _begin(self, attempt: Attempt, tasks: asyncio.TaskGroup) -> None:
+        fence = attempt.assignment.fence
+        task = tasks.create_task(attempt.run())
+        self._running[fence] = (attempt, task)
+        task.add_done_callback(lambda _: self._running.pop(fence, None))
+
+    def _reconcile(self, wanted: NodeAssignments, tasks: asyncio.TaskGroup) -> None:
+        """Start what is new, stop what is to stop, and end what the log no longer knows. Old news is no news."""
+        if wanted.seq < self._seen_seq:
+            return
+        self._seen_seq = wanted.seq
+        named = set()
+        for assignment in wanted.attempts:
+            named.add(assignment.fence)
+            if assignment.here(self._settings.node).boot_epoch != self._settings.boot_epoch:
+                continue
+            if assignment.fence not in self._running:
+                entry = Entry(assignment=assignment)
+                if self._tools.ledger.finished(entry):
+                    continue
+                self._tools.ledger.write(entry)
+                self._begin(Attempt(entry, self._tools), tasks)
+            if assignment.want == "stop":
+                attempt, _ = self._running[assignment.fence]
+                attempt.stop(assignment.stop_reason or "lost", assignment.grace_ms)
+        for fence, (attempt, _) in list(self._running.items()):
+            if fence not in named and fence <= wanted.seq:
+                attempt.stop("lost", 0)
+
+    async def _keep_worker(self) -> None:
+        while True:
+            await asyncio.sleep(WORKER_CHECK_S)
+            try:
+                await self._worker.pid()
+            except WarmWorkerGone:
+                log.warning("the warm worker is gone; starting another")
+                await self._start_worker()
+
+    async def _start_worker(self) -> None:
+        """Start a warm worker unless one answers. It has a session of its own, so it outlives this launcher."""
+        try:
+            await self._worker.pid()
+        except WarmWorkerGone:
+            pass
+        else:
+            return
+        s = self._settings
+        s.node_dir.mkdir(parents=True, exist_ok=True)
+        lifeline = os.environ.get("STOKER_LIFELINE_FD")
+        argv = [sys.executable, "-m", "stoker_chassis.forkserver", "--socket", str(s.warm_socket)]
+        process = self._popen([*argv, "--preload", s.preload], lifeline)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                await self._worker.ready(0.5)
+            except WarmWorkerGone:
+                if process.poll() is not None:
+                    ended = f"the warm worker ended with {process.returncode}: see {s.node_dir}/warm.log"
+                    raise RuntimeError(ended) from None
+            else:
+                return
+        process.send_signal(signal.SIGKILL)
+        raise RuntimeError("the warm worker did not come up within two minutes")
+
+    def _popen(self, argv: list[str], lifeline: str | None) -> subprocess.Popen[bytes]:
+        with (self._settings.node_dir / "warm.log").open("ab") as out:
+            return subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                pass_fds=(int(lifeline),) if lifeline else (),
+            )
+
+    async def _keep_contact(self) -> None:
+        """Stop every attempt once the log was out of reach for so long that the scheduler may start them elsewhere."""
+        last = time.monotonic()
+        while True:
+            try:
+                await self._bus.log.end()
+                last = time.monotonic()
+            except Unavailable:
+                if time.monotonic() - last > self._settings.self_fence_seconds:
+                    for attempt, _ in list(self._running.values()):
+                        attempt.stop("lost", 0)
+            await asyncio.sleep(CONTACT_S)
