@@ -1,7 +1,8 @@
 """Real GPUs through NVML, in a child process with a deadline: a wedged driver blocks for ever and cannot be cancelled.
 
 The only importer of pynvml. Every call answers ok, bad, not_supported or error; the table of return codes says
-which. The child lives as long as it answers; one that does not is killed and its poll counts as `error`.
+which. The child lives as long as it answers; one that does not is killed and its poll counts as `error`. Nothing more
+is asked while a killed child still hangs in the driver, so that hung processes do not pile up.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .device import DevicesUnavailable, Poll
 from .device_codes import meaning
 
 DEADLINE_S = 10.0
+NOT_FOUND, LIBRARY_NOT_FOUND = 6, 12
 RECOVERY_ACTION_FIELD = 230
 RECOVERY_ACTIONS = {
     1: "reset_gpu",
@@ -39,11 +41,15 @@ class NvmlDevices:
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self._deadline_s = deadline_s
         self._child: multiprocessing.process.BaseProcess | None = None
+        self._killed: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
         self._inventory: tuple[Gpu, ...] | None = None
 
     def _ask(self, question: str, *args: str) -> Any:
         """One question to the child. Raises TimeoutError when it does not answer in time, and replaces it."""
+        if self._killed is not None and self._killed.is_alive():
+            raise TimeoutError("a call into NVML hangs in the driver and cannot be killed")
+        self._killed = None
         if self._child is None or not self._child.is_alive():
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
@@ -57,9 +63,19 @@ class NvmlDevices:
                 return self._pipe.recv()
         except (EOFError, OSError):
             pass
+        self._pipe.close()
         self._child.kill()
-        self._child = None
+        self._child.join(1.0)
+        self._child, self._killed = None, self._child
         raise TimeoutError(f"NVML did not answer {question} within {self._deadline_s:.0f} s")
+
+    def close(self) -> None:
+        """End the child; a later question starts another."""
+        if self._child is not None and self._pipe is not None:
+            self._pipe.close()
+            self._child.kill()
+            self._child.join(1.0)
+            self._child = None
 
     def inventory(self) -> tuple[Gpu, ...]:
         if self._inventory is None:
@@ -75,11 +91,14 @@ class NvmlDevices:
 
     def poll(self) -> Poll:
         try:
-            answer = self._ask("poll", *(g.uuid for g in self.inventory()))
+            answer = self._ask("inventory") if self._inventory is None else None
+            if isinstance(answer, tuple):
+                self._inventory, answer = answer, None
+            if answer is None:
+                answer = self._ask("poll", *(g.uuid for g in self._inventory or ()))
         except TimeoutError as error:
             return Poll((CheckResult(check="nvml_answers", status="error", detail=str(error)),), ())
-        assert isinstance(answer, Poll)
-        return answer
+        return answer if isinstance(answer, Poll) else Poll((_no_nvml(int(answer)),), ())
 
     def holders(self, uuid: str) -> tuple[int, ...] | None:
         try:
@@ -93,6 +112,15 @@ class NvmlDevices:
 
     def environment(self, uuids: Sequence[str]) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
+
+
+def _no_nvml(number: int) -> CheckResult:
+    """NVML itself could not be opened. A node without the driver's library may have no GPUs: that is not a fault."""
+    code = meaning(number)
+    status = "not_applicable" if number == LIBRARY_NOT_FOUND else code.status
+    return CheckResult(
+        check="nvml_answers", status=status, severity=code.severity, action=code.action, detail=code.name
+    )
 
 
 def _serve(pipe: Connection) -> None:
@@ -155,6 +183,8 @@ class _Reader:
         samples = []
         for uuid in uuids:
             handle, present = self._measure("gpu_present", uuid, partial(self._nvml.nvmlDeviceGetHandleByUUID, uuid))
+            if present.detail == meaning(NOT_FOUND).name:  # it was here before, so it is lost
+                present = CheckResult(check="gpu_present", status="bad", entity=uuid, detail="the GPU is lost")
             results.append(present)
             if handle is None:
                 continue
@@ -207,11 +237,20 @@ class _Reader:
             return result
         if values[0].nvmlReturn != 0:
             code = meaning(int(values[0].nvmlReturn))
-            return CheckResult(check="recovery_action", status=code.status, entity=uuid, detail=code.name)
+            return CheckResult(
+                check="recovery_action",
+                status=code.status,
+                entity=uuid,
+                severity=code.severity,
+                action=code.action,
+                detail=code.name,
+            )
         asked = int(values[0].value.uiVal)
         if asked == 0:
             return result
-        return _bad(result, f"the driver asks for recovery action {asked}", RECOVERY_ACTIONS.get(asked, "inspect"))
+        action = RECOVERY_ACTIONS.get(asked, "inspect")
+        bad = _bad(result, f"the driver asks for recovery action {asked}", action)
+        return bad.model_copy(update={"severity": "degraded", "action": action})
 
     def _sample(self, uuid: str, handle: Any) -> GpuSample:
         nvml = self._nvml

@@ -84,13 +84,17 @@ class NodeScanned(NodeEvent):
 
 
 class SelfTested(NodeEvent):
-    """The node's own test (device checks and an all-reduce over its own GPUs), asked for by `cause`."""
+    """The node's own test (device checks and an all-reduce over its own GPUs), asked for by `cause`.
+
+    `began_seq` is how far its agent had read the log when the test began: a fault after that is not covered by it.
+    """
 
     type_name: ClassVar[str] = "stoker.node.self_tested.v1"
     writer: ClassVar[str] = "health"
     verb: ClassVar[str] = "self_tested"
     boot_epoch: str
     cause: Literal["joined", "retest"]
+    began_seq: int = 0
     passed: bool
     results: tuple[CheckResult, ...]
 

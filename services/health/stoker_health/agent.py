@@ -27,12 +27,14 @@ from stoker_proto import (
 from .allreduce import wrong_ranks
 from .catalogue import graded
 from .duties import Duties, Key, Preflight, evolve
-from .judge import MAX_ROUNDS
+from .judge import HARD, MAX_ROUNDS
 from .prober import Group, Probed, Prober, free_port
 from .settings import HealthSettings
 
 SELF_TEST_TRIES = 3
 RETRY_S = 2.0
+# What a self-test must have measured. Other checks that cannot be measured are gaps in what we watch, not faults.
+MUST_MEASURE = ("nvml_answers", "gpu_present", "gpu_count", "allreduce_sum", "matmul_checksum")
 log = logging.getLogger(__name__)
 
 
@@ -49,11 +51,14 @@ class Agent:
         self._news = asyncio.Condition()
         self._working: dict[object, asyncio.Task[None]] = {}
         self._bad: set[str] = set()
+        self._folded = asyncio.Event()
         self._polling = asyncio.Lock()
 
     async def run(self, ready: Callable[[], None]) -> None:
         """For ever. Nothing is done before the whole log is folded, so that nothing is done twice."""
         end = await self._bus.log.end()
+        if end == 0:
+            self._folded.set()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poll_for_ever())
             ready()
@@ -62,27 +67,24 @@ class Agent:
                     self._duties = evolve(self._duties, recorded)
                     self._news.notify_all()
                 if recorded.seq >= end:
+                    self._folded.set()
                     self._see_to(tasks)
 
     def _see_to(self, tasks: asyncio.TaskGroup) -> None:
         """Begin every open duty that is not being worked on."""
         duties = self._duties
-        if duties.joined is not None and not duties.tested:
-            self._begin(tasks, "self-test", self._self_test("joined"))
-        elif duties.retest:
-            self._begin(tasks, "self-test", self._self_test("retest"))
+        if duties.due_test:
+            self._begin(tasks, "self-test", self._self_tests())
         for key, preflight in duties.preflights.items():
             self._begin(tasks, ("preflight", key), self._preflight(key, preflight))
         for key in duties.scans:
             self._begin(tasks, ("scan", key), self._scan(key))
 
     def _begin(self, tasks: asyncio.TaskGroup, name: object, work: Coroutine[Any, Any, None]) -> None:
-        if name in self._working:
+        if name in self._working and not self._working[name].done():
             work.close()
             return
-        task = tasks.create_task(work)
-        self._working[name] = task
-        task.add_done_callback(lambda _: self._working.pop(name, None))
+        self._working[name] = tasks.create_task(work)
 
     async def _say(self, event: Event, id: str | None = None) -> None:
         id = id or new_id()
@@ -97,6 +99,9 @@ class Agent:
     # Looking at the devices
 
     async def _poll_for_ever(self) -> None:
+        """A restarted agent takes faults that stand in the log already for known."""
+        await self._folded.wait()
+        self._bad = set(self._duties.standing)
         beat = 0.0
         while True:
             looked = await self._look()
@@ -109,7 +114,7 @@ class Agent:
         """Poll once and record what is newly bad. One look at a time, so that no fault is recorded twice."""
         async with self._polling:
             looked = await asyncio.to_thread(self._devices.poll)
-            results = tuple(graded(r) for r in looked.results)
+            results = tuple(graded(r) for r in (*looked.results, *self._missing(looked)))
             bad = {self._fault(r): r for r in results if r.status == "bad"}
             for fault, result in bad.items():
                 if fault not in self._bad:
@@ -117,8 +122,25 @@ class Agent:
             self._bad = set(bad)
             return Poll(results, looked.samples)
 
+    def _missing(self, looked: Poll) -> list[CheckResult]:
+        """GPUs that the node joined with and that the driver no longer lists."""
+        told = {r.entity for r in looked.results if r.check == "gpu_present"}
+        joined = self._duties.joined
+        if joined is None or not joined.gpus:
+            return []
+        silent = [r for r in looked.results if r.check == "nvml_answers"]
+        if any(r.status == "not_applicable" for r in silent):
+            return [CheckResult(check="driver", status="bad", detail="the node has GPUs, and no driver library")]
+        if silent:
+            return []
+        lost = [g.uuid for g in joined.gpus if g.uuid not in told]
+        return [CheckResult(check="gpu_count", status="bad", entity=g, detail=f"GPU {g} is gone") for g in lost]
+
     def _fault(self, result: CheckResult) -> str:
-        value = "" if result.value is None or result.check != "xid" else f":{result.value:g}"
+        """The same fault has the same name; a worse state of it (text) or another XID is another fault, a count not."""
+        value = f":{result.value:g}" if isinstance(result.value, float) and result.check == "xid" else ""
+        if isinstance(result.value, str):
+            value = f":{result.value}"
         return f"{self._settings.node}:{self._settings.boot_epoch}:{result.check}:{result.entity}{value}"
 
     async def _record(self, fault: str, result: CheckResult) -> None:
@@ -143,34 +165,41 @@ class Agent:
         s = self._settings
         event = NodeScanned(node=s.node, boot_epoch=s.boot_epoch, job_id=key[0], attempt=key[1])
         await self._say(event, f"scanned:{key[0]}:{key[1]}:{s.node}")
+        async with self._news:
+            await self._news.wait_for(lambda: key not in self._duties.scans)
 
     # Proving the node and the gang
 
-    async def _self_test(self, cause: str) -> None:
-        """Test until there is a measurement: what could not be measured proves nothing, either way."""
+    async def _self_tests(self) -> None:
+        """Test as long as one is due, each until it has measured: what could not be measured proves nothing."""
+        await self._folded.wait()
+        while cause := self._duties.due_test:
+            began, before = self._duties.seq, self._duties.tests
+            results = await self._self_test()
+            failed = any(r.status == "bad" and r.severity in HARD for r in results)
+            unmeasured = [r for r in results if r.status == "error" and r.check in MUST_MEASURE]
+            if unmeasured and not failed:
+                told = "; ".join(r.detail or r.check for r in unmeasured)
+                log.warning("the self-test could not measure: %s", told)
+                await asyncio.sleep(RETRY_S)
+                continue
+            s = self._settings
+            event = SelfTested(
+                node=s.node, boot_epoch=s.boot_epoch, cause=cause, began_seq=began, passed=not failed,
+                results=tuple(results),
+            )  # fmt: skip
+            await self._say(event)
+            async with self._news:
+                await self._news.wait_for(lambda: self._duties.tests > before)  # noqa: B023
+
+    async def _self_test(self) -> list[CheckResult]:
         joined = self._duties.joined
         gpus = [g.uuid for g in joined.gpus] if joined else []
-        while True:
-            looked = await self._look()
-            results = [r for r in looked.results if r.status in ("bad", "error")]
-            if gpus and not any(r.status == "bad" for r in results):
-                results += await self._own_allreduce(gpus)
-            if not results or any(r.status != "error" for r in results):
-                break
-            log.warning("the self-test could not measure: %s", "; ".join(r.detail for r in results))
-            await asyncio.sleep(RETRY_S)
-        passed = all(r.status == "ok" for r in results)
-        s = self._settings
-        await self._say(
-            SelfTested.model_validate(
-                {
-                    "node": s.node, "boot_epoch": s.boot_epoch, "cause": cause, "passed": passed,
-                    "results": tuple(results),
-                }
-            )
-        )  # fmt: skip
-        async with self._news:
-            await self._news.wait_for(lambda: self._duties.tested and not self._duties.retest)
+        looked = await self._look()
+        results = [r for r in looked.results if r.status in ("bad", "error")]
+        if gpus and not any(r.status == "bad" and r.severity in HARD for r in results):
+            results += await self._own_allreduce(gpus)
+        return results
 
     async def _own_allreduce(self, gpus: list[str]) -> list[CheckResult]:
         """All-reduce over the node's own GPUs; tried again when it could not be measured."""
@@ -207,6 +236,8 @@ class Agent:
                 await self._report(key, number, looked, probed)
             if not await self._another_round(key, preflight, number):
                 return
+        async with self._news:
+            await self._news.wait_for(lambda: key not in self._duties.preflights)
 
     async def _entered(self, key: Key, preflight: Preflight, number: int, *, head: bool) -> PreflightStarted | None:
         """The head's offer for this round, made by us when we are the head; None when the preflight is over."""

@@ -2,7 +2,7 @@
 
 Every rank contributes to its own slot only, so the reduced vector shows each contribution by itself. A slot that is
 wrong in every reader's copy was contributed wrong: its owner. A copy with slots wrong that others read right was
-received wrong: its reader. When neither rule points to one side the fault stays unpinned.
+received wrong: its reader. When neither rule points to one side, or to every rank at once, the fault stays unpinned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def wrong_ranks(copies: Mapping[int, tuple[int, ...]], world: int) -> tuple[froz
         for slot in range(world)
         if slots[slot] != expected[slot]
     }
-    if not wrong and not short:
+    missing = set(range(world)) - set(copies)
+    if not wrong and not short and not missing:
         return frozenset(), False
     readers = set(copies) - short
     owners = {s for s in range(world) if readers and all((r, s) in wrong for r in readers)}
@@ -36,4 +37,6 @@ def wrong_ranks(copies: Mapping[int, tuple[int, ...]], world: int) -> tuple[froz
     bad_readers = {r for r, _ in partial}
     # One reader alone against the rest reads wrong; when most disagree, nobody can be told from here.
     named_readers = bad_readers if len(bad_readers) * 2 < len(readers) else set()
-    return frozenset(owners | named_readers | short), True
+    named = frozenset(owners | named_readers | short)
+    # What is wrong everywhere is what the ranks share: the network, or how they were set up.
+    return (frozenset() if world > 1 and len(named) == world else named), True

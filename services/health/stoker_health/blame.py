@@ -14,6 +14,8 @@ CASCADES = (
     "ncclRemoteError",
     "Socket Timeout",
     "Timed out waiting",
+    "Watchdog caught collective operation timeout",
+    "Did the remote server shutdown or crash",
 )
 CUDA_OOM = ("CUDA out of memory", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
 HOST_OOM = ("MemoryError", "Out of memory: Killed process", "DefaultCPUAllocator: can't allocate memory")
@@ -22,13 +24,14 @@ EVIDENCE_LINES = 6
 
 
 def attribute(
-    job_id: str, attempt: int, exits: Sequence[AttemptExited], findings: Sequence[FindingRecorded]
+    job_id: str, attempt: int, exits: Sequence[AttemptExited], findings: Sequence[FindingRecorded], *, nodes: int
 ) -> JobFailureAttributed:
-    """The attribution from how every node's part ended and what was found on the gang's nodes since it was placed."""
+    """The attribution from how every node's part ended and what was found on the gang's GPUs since it was placed."""
     hard = [f for f in findings if f.result.severity in ("fatal", "degraded")]
     if hard:
         return _of_node(job_id, attempt, hard, exits)
-    roots = [(e, r) for e in exits for r in _own_failures(e) if not is_cascade(r)]
+    alone = nodes == 1 and sum(len(e.ranks) for e in exits) == 1  # a process without peers has only itself to blame
+    roots = [(e, r) for e in exits for r in _own_failures(e) if alone or not is_cascade(r)]
     if roots:
         return _of_rank(job_id, attempt, *roots[0])
     refused = next((e for e in exits if e.asked is None and e.outcome == "launch_rejected"), None)
@@ -47,7 +50,7 @@ def is_cascade(rank: RankExit) -> bool:
     """Whether the rank only felt another one's end."""
     if rank.signal == SIGTERM:
         return True
-    text = "\n".join((rank.error or "", *rank.stderr_tail))
+    text = rank.error or "\n".join(rank.stderr_tail)  # what was raised says more than what was printed on the way
     return any(mark in text for mark in CASCADES)
 
 

@@ -62,6 +62,7 @@ XIDS: dict[int, Xid] = {
 CHECKS: dict[str, tuple[Severity, ActionName]] = {
     "gpu_present": ("fatal", "reboot"),
     "gpu_count": ("fatal", "reboot"),
+    "driver": ("degraded", "reboot"),
     "ecc_uncorrectable": ("degraded", "reset_gpu"),
     "row_remap": ("degraded", "reset_gpu"),
     "recovery_action": ("degraded", "reset_gpu"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from stoker_proto import (
     AttemptExited,
@@ -12,6 +13,8 @@ from stoker_proto import (
     JobFinished,
     JobRequeued,
     NodeJoined,
+    NodeReady,
+    NodeReleased,
     NodeScanned,
     PreflightFailed,
     PreflightPassed,
@@ -40,28 +43,41 @@ class Duties:
 
     node: str
     epoch: str
+    seq: int = 0
     joined: NodeJoined | None = None
-    tested: bool = False
-    retest: bool = False
+    tests: int = 0
+    retest_seq: int = 0
     gangs: dict[Key, AttemptPlaced] = field(default_factory=dict)
     preflights: dict[Key, Preflight] = field(default_factory=dict)
     scans: dict[Key, None] = field(default_factory=dict)
     found: dict[str, int] = field(default_factory=dict)
+    standing: set[str] = field(default_factory=set)
+
+    @property
+    def due_test(self) -> Literal["joined", "retest"] | None:
+        if self.retest_seq:
+            return "retest"
+        return "joined" if self.joined is not None and not self.tests else None
 
 
 def evolve(duties: Duties, recorded: Recorded) -> Duties:
-    event = recorded.event
+    event, duties.seq = recorded.event, recorded.seq
     match event:
-        case NodeJoined() if event.node == duties.node and event.boot_epoch == duties.epoch:
-            duties.joined = event
+        case NodeJoined() if event.node == duties.node:
+            duties.joined = event if event.boot_epoch == duties.epoch else None
+            duties.retest_seq = 0  # the test after a boot is a re-test of its own
         case SelfTested() if event.node == duties.node and event.boot_epoch == duties.epoch:
-            duties.tested = True
-            duties.retest = duties.retest and event.cause != "retest"
-        case RetestRequested() if event.node == duties.node:
-            duties.retest = True
+            duties.tests += 1
+            if event.began_seq >= duties.retest_seq:
+                duties.retest_seq = 0
+        case RetestRequested() if event.node == duties.node and duties.joined is not None:
+            duties.retest_seq = recorded.seq
         case FindingRecorded() if event.node == duties.node and event.boot_epoch == duties.epoch:
             fault = event.finding_id.rsplit("#", 1)[0]
             duties.found[fault] = duties.found.get(fault, 0) + 1
+            duties.standing.add(fault)
+        case NodeReady() | NodeReleased() if event.node == duties.node:
+            duties.standing.clear()
         case AttemptPlaced():
             mine = [a for a in event.allocations if a.node == duties.node and a.boot_epoch == duties.epoch]
             if mine:

@@ -25,6 +25,8 @@ from .verdict import Gang, Health, Node
 
 MAX_ROUNDS = 3
 ATTRIBUTION_MS = 15_000
+HARD = ("degraded", "fatal")
+PROBE_CHECKS = ("allreduce_sum", "matmul_checksum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,13 @@ def _rule(node: Node, silent: bool) -> Ruling | None:
     if node.verdict != "quarantined":
         if fatal:
             return _said(NodeQuarantined, node, f"finding:{fatal[0].result.check}", _why(fatal), _ids(fatal))
-        failed = [r for r in tested.results if r.status == "bad"] if tested is not None and not tested.passed else []
-        if failed and tested_seq > node.verdict_seq:
+        results = tested.results if tested is not None and not tested.passed else ()
+        failed = [r for r in results if r.status == "bad" and r.severity in HARD]
+        if failed and tested_seq > node.released_seq:
             why = "; ".join(f"{r.check}: {r.detail or r.status}" for r in failed) or "the self-test failed"
             return _said(NodeQuarantined, node, "self-test", why, ())
     if node.verdict == "unknown":
-        return None if silent else _heard_again(node)
+        return None if silent else _heard_again(node, degraded)
     if silent and node.verdict != "quarantined":
         return _said(NodeUnknown, node, "silence", "no heartbeat", ())
     if degraded and node.verdict in ("validating", "ready", "suspect"):
@@ -63,13 +66,15 @@ def _rule(node: Node, silent: bool) -> Ruling | None:
         return None
     if node.verdict == "validating" and tested_seq > node.fault_seq:
         return _said(NodeReady, node, "self-test", "the self-test passed", ())
-    asked_after_fault = node.retest_seq > max(node.fault_seq, node.verdict_seq)
-    if node.verdict in ("quarantined", "degraded", "suspect") and asked_after_fault and tested_seq > node.retest_seq:
+    answered = tested.cause == "retest" and tested.began_seq >= node.retest_seq > node.fault_seq
+    if node.verdict in ("quarantined", "degraded", "suspect") and answered:
         return _said(NodeReleased, node, "re-test", "a re-test begun after the last fault passed", ())
     return None
 
 
-def _heard_again(node: Node) -> Ruling | None:
+def _heard_again(node: Node, degraded: list[FindingRecorded]) -> Ruling | None:
+    if degraded:
+        return _said(NodeDegraded, node, f"finding:{degraded[0].result.check}", _why(degraded), _ids(degraded))
     if node.before_unknown == "ready":
         return _said(NodeReady, node, "heard-again", "heartbeats are back and nothing was found", ())
     if node.before_unknown in ("degraded", "suspect"):
@@ -111,9 +116,9 @@ def rule_gangs(health: Health, now_ms: int) -> list[Ruling]:
                 for name in gang.nodes
                 if name in health.nodes
                 for seq, f in health.nodes[name].findings
-                if seq > gang.placed_seq and f.result.status == "bad"
+                if seq > gang.placed_seq and f.result.status == "bad" and gang.holds(name, f.result.entity)
             ]
-            event = attribute(gang.job_id, gang.attempt, gang.exits, found)
+            event = attribute(gang.job_id, gang.attempt, gang.exits, found, nodes=len(gang.nodes))
             rulings.append(Ruling(event, id=f"attributed:{gang.job_id}:{gang.attempt}"))
     return rulings
 
@@ -170,16 +175,20 @@ def _faults(gang: Gang, reports: dict[str, PreflightReported]) -> dict[str, Chec
     """Nodes at fault with the result that shows it."""
     faults: dict[str, CheckResult] = {}
     for name, report in reports.items():
-        hard = [r for r in report.results if r.status == "bad" and r.severity == "fatal"]
-        if hard:
-            faults[name] = hard[0]
+        bad = [r for r in report.results if r.status == "bad"]
+        fatal = [r for r in bad if r.severity == "fatal"]
+        ours = [r for r in bad if r.severity == "degraded" and gang.holds(name, r.entity)]
+        if fatal or ours:
+            faults[name] = (fatal or ours)[0]
     if any(r.error for r in reports.values()):
         return faults
-    ranks, _ = wrong_ranks(_copies(reports), gang.world)
+    ranks, wrong = wrong_ranks(_copies(reports), gang.world)
+    if wrong and len(gang.nodes) == 1:
+        ranks = frozenset(range(gang.world))  # whichever it was, it is on this node
     first = 0
-    for name, count in zip(gang.nodes, gang.gpus, strict=True):
-        mine = sorted(ranks & set(range(first, first + count)))
-        first += count
+    for name, gpus in zip(gang.nodes, gang.gpus, strict=True):
+        mine = sorted(ranks & set(range(first, first + len(gpus))))
+        first += len(gpus)
         if mine and name not in faults:
             faults[name] = CheckResult(
                 check="allreduce_sum",
@@ -193,7 +202,7 @@ def _faults(gang: Gang, reports: dict[str, PreflightReported]) -> dict[str, Chec
 
 def _finding(result: CheckResult, name: str, gang: Gang, health: Health) -> FindingRecorded | None:
     node = health.nodes.get(name)
-    if node is None or result.check != "allreduce_sum":
+    if node is None or result.check not in PROBE_CHECKS:
         return None  # device findings are the agent's own to record
     finding_id = f"{name}:{node.epoch}:{result.check}:{gang.job_id}:{gang.attempt}"
     return FindingRecorded(node=name, boot_epoch=node.epoch, finding_id=finding_id, result=result)

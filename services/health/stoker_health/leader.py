@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from stoker_chassis.eventlog import Expect
 from stoker_chassis.service import Decision
@@ -14,24 +15,37 @@ from .verdict import Health, evolve
 
 
 class Ear:
-    """Hears heartbeats by this process's monotonic clock; a new ear waits a whole window before it calls silence."""
+    """Hears heartbeats by this process's monotonic clock.
 
-    def __init__(self, silence_s: float) -> None:
+    A node counts as silent a whole window after it was heard last, or first asked about. An ear that hears nobody, not
+    even the agent it belongs to, is deaf itself: it calls nobody silent, and every window begins anew when it is back.
+    """
+
+    def __init__(self, silence_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._silence_s = silence_s
-        self._since = time.monotonic()
+        self._deaf_s = silence_s / 3
+        self._now_s = now_s
+        self._last = now_s()
         self._heard: dict[tuple[str, str], float] = {}
 
     async def listen(self, telemetry: Telemetry, after: int) -> None:
         async for sample in telemetry.follow(subjects.device("*"), after):
             beat = DeviceSample.model_validate_json(sample.payload)
-            self._heard[(beat.node, beat.boot_epoch)] = time.monotonic()
+            self.hear(beat.node, beat.boot_epoch)
+
+    def hear(self, node: str, boot_epoch: str) -> None:
+        now = self._now_s()
+        if now - self._last > self._deaf_s:
+            self._heard.clear()
+        self._last = self._heard[(node, boot_epoch)] = now
 
     def silent(self, health: Health) -> set[str]:
         """Nodes not heard in their present boot epoch for the whole window."""
-        limit = time.monotonic() - self._silence_s
-        if self._since > limit:
+        now = self._now_s()
+        if now - self._last > self._deaf_s:
             return set()
-        return {n.name for n in health.nodes.values() if self._heard.get((n.name, n.epoch), 0.0) < limit}
+        heard = {n.name: self._heard.setdefault((n.name, n.epoch), now) for n in health.nodes.values()}
+        return {name for name, at in heard.items() if now - at > self._silence_s}
 
 
 class HealthLeader:

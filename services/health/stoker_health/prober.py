@@ -66,14 +66,14 @@ class Prober:
             for local, (rank, key) in enumerate(keys.items()):
                 await self._spawn(key, rank, gpus[local], group, folder)
             await self._ended(keys, folder)
+            answer = self._read(list(keys), folder)
+            for key in keys.values():
+                await self._worker.forget(key)
         except WarmWorkerGone as error:
             return Probed(error=f"the warm worker went away: {error}")
         except TimeoutError:
             await self._kill(keys.values())
             return Probed(error=f"the probe did not end within {self._seconds:.0f} s")
-        answer = self._read(list(keys), folder)
-        for key in keys.values():
-            await self._worker.forget(key)
         if answer.error is None:
             shutil.rmtree(folder, ignore_errors=True)
         return answer

@@ -53,6 +53,7 @@ class Node:
     verdict_seq: int = 0
     before_unknown: str = "validating"
     findings: list[tuple[int, FindingRecorded]] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
     fault_seq: int = 0
     released_seq: int = 0
     tested: tuple[int, SelfTested] | None = None
@@ -67,7 +68,7 @@ class Gang:
     attempt: int
     placed_seq: int
     nodes: tuple[str, ...]
-    gpus: tuple[int, ...]
+    gpus: tuple[tuple[str, ...], ...]
     required: bool
     judged: bool = False
     reports: dict[int, dict[str, PreflightReported]] = field(default_factory=dict)
@@ -78,7 +79,11 @@ class Gang:
 
     @property
     def world(self) -> int:
-        return sum(self.gpus)
+        return sum(map(len, self.gpus))
+
+    def holds(self, node: str, entity: str) -> bool:
+        """Whether a fault of this entity of this node concerns the attempt: the node itself, or a GPU that it has."""
+        return node in self.nodes and (entity == "node" or entity in self.gpus[self.nodes.index(node)])
 
 
 @dataclass(slots=True)
@@ -103,7 +108,8 @@ def evolve(health: Health, recorded: Recorded) -> Health:
             _verdict(health, event, seq)
         case FindingRecorded():
             node = health.nodes.get(event.node)
-            if node is not None and node.epoch == event.boot_epoch:
+            if node is not None and node.epoch == event.boot_epoch and event.finding_id not in node.known:
+                node.known.add(event.finding_id)
                 node.findings.append((seq, event))
                 if event.result.status == "bad" and event.result.severity in ("degraded", "fatal"):
                     node.fault_seq = seq
@@ -111,6 +117,8 @@ def evolve(health: Health, recorded: Recorded) -> Health:
             node = health.nodes.get(event.node)
             if node is not None and node.epoch == event.boot_epoch:
                 node.tested = (seq, event)
+                if not event.passed:
+                    node.fault_seq = seq
         case RetestRequested():
             node = health.nodes.get(event.node)
             if node is not None:
@@ -141,12 +149,13 @@ def _gang(health: Health, recorded: Recorded) -> None:
     event = recorded.event
     if isinstance(event, AttemptPlaced):
         key = (event.job_id, event.attempt)
+        by_rank = sorted(event.allocations, key=lambda a: a.node_rank)
         health.gangs[key] = Gang(
             event.job_id,
             event.attempt,
             recorded.seq,
-            tuple(a.node for a in event.allocations),
-            tuple(len(a.gpus) for a in event.allocations),
+            tuple(a.node for a in by_rank),
+            tuple(a.gpus for a in by_rank),
             event.preflight == "required",
         )
         return

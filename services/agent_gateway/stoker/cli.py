@@ -1,0 +1,287 @@
+"""The `stoker` command. With `-o json` stdout holds exactly one JSON document, or JSON lines when it streams.
+
+Exit codes: 0 ok, 1 the job failed, 2 usage or invalid spec, 3 not authorised, 5 not found, 6 conflict, 7 try again,
+8 the wait timed out, 9 the job was cancelled.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from stoker_proto import JobSpec, ProblemError, problem
+
+from .client import Client, override
+from .render import (
+    clock,
+    jobs_table,
+    nodes_table,
+    print_job,
+    print_problem,
+    print_reasons,
+    styled,
+    timeline_table,
+)
+
+EXIT_OF_KIND = {"USER": 2, "AUTH": 3, "NOT_FOUND": 5, "CONFLICT": 6, "TRANSIENT": 7, "INFRA": 7, "INTERNAL": 1}
+EXIT_OF_STATE = {"succeeded": 0, "failed": 1, "expired": 1, "cancelled": 9}
+TIMED_OUT = 8
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Stoker: GPU jobs that survive bad GPUs.")
+out = Console()
+err = Console(stderr=True)
+
+
+class Format(StrEnum):
+    table = "table"
+    json = "json"
+
+
+Output = Annotated[Format, typer.Option("--output", "-o", help="table for people, json for programs")]
+JobId = Annotated[str, typer.Argument(help="the job's id")]
+SpecFile = Annotated[Path, typer.Argument(help="the job spec, a YAML file")]
+
+
+def emit(document: Any) -> None:
+    print(json.dumps(document), flush=True)  # noqa: T201
+
+
+def show(output: Format, document: Any, table: Callable[[], None]) -> None:
+    if output is Format.json:
+        emit(document)
+    else:
+        table()
+
+
+def stream(output: Format, rows: Iterator[dict[str, Any]], line: Callable[[dict[str, Any]], str]) -> None:
+    for row in rows:
+        if output is Format.json:
+            emit(row)
+        else:
+            out.print(line(row), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def up(
+    nodes: Annotated[int | None, typer.Option(help="simulated nodes (3)")] = None,
+    gpus: Annotated[int | None, typer.Option(help="simulated GPUs per node (2)")] = None,
+    scenario: Annotated[Path | None, typer.Option(help="planned faults, a YAML file")] = None,
+    data: Annotated[Path, typer.Option(help="the folder that holds everything")] = Path("stoker-data"),
+    port: Annotated[int, typer.Option(help="the gateway's port; 0 takes a free one")] = 0,
+) -> None:
+    """Run the whole system on this machine until Ctrl-C; on real GPUs when there are some and no shape is asked for."""
+    _local("up").up(nodes=nodes, gpus=gpus, scenario=scenario, data=data, port=port)
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="leave everything running afterwards")] = False,
+    data: Annotated[Path | None, typer.Option(help="keep the data in this folder")] = None,
+) -> None:
+    """Watch a training job survive a GPU that falls off the bus; exits 0 only if all of it truly happened."""
+    raise typer.Exit(_local("demo").demo(keep=keep, data=data))
+
+
+def _local(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(f"stoker_local.{module}")
+    except ModuleNotFoundError as error:
+        detail = f"The local system is not installed ({error.name} is missing)"
+        actions = ("pip install 'stoker[local]'",)
+        raise ProblemError(problem("invalid_request", detail, next_actions=actions)) from error
+
+
+@app.command()
+def validate(file: SpecFile, output: Output = Format.table) -> None:
+    """Name every mistake in a spec; nothing is created."""
+    checked = Client().validate(file)
+    show(output, checked, lambda: out.print(f"valid; spec hash {checked['spec_hash']}"))
+
+
+@app.command()
+def submit(
+    file: SpecFile,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="follow the job to its end; the exit code is the job's")
+    ] = False,
+    idempotency_key: Annotated[str | None, typer.Option(help="the same key and spec give the same job")] = None,
+    override_: Annotated[list[str] | None, typer.Option("--override", help="field.path=value, repeatable")] = None,
+    output: Output = Format.table,
+) -> None:
+    """Submit a job and say its id."""
+    client = Client()
+    spec: Path | dict[str, Any] = override(file, override_) if override_ else file
+    job = client.submit(spec, code_root=file.resolve().parent, idempotency_key=idempotency_key)
+    if not watch:
+        show(output, job, lambda: out.print(job["job_id"]))
+        return
+    if output is Format.table:
+        err.print(f"submitted {job['job_id']}")
+    raise typer.Exit(_watch(client, job["job_id"], output))
+
+
+def _watch(client: Client, job_id: str, output: Format) -> int:
+    """Follow a job to its end, with its progress; events as JSON lines for programs."""
+    if output is Format.json:
+        for event in client.events(job_id, follow=True):
+            emit(event)
+        return EXIT_OF_STATE.get(client.wait(job_id)["state"], 1)
+    seen = 0
+    with err.status(f"{job_id} is queued") as status:
+        while True:
+            job = client.wait(job_id, timeout=1.0)
+            lines = client.timeline(job_id)
+            for line in lines[seen:]:
+                err.print(f"{clock(line['at_ms'])}  {line['what']:<16} {line['detail']}", markup=False, highlight=False)
+            seen = len(lines)
+            step = f", step {job['step']}" if job["step"] is not None else ""
+            status.update(f"{job_id} is {job['state']}{step}")
+            if job["state"] in EXIT_OF_STATE:
+                break
+    print_job(out, client.get(job_id))
+    return EXIT_OF_STATE[job["state"]]
+
+
+@app.command("list")
+def list_(
+    state: Annotated[str | None, typer.Option(help="queued, active, succeeded, failed, cancelled or expired")] = None,
+    limit: Annotated[int, typer.Option(help="how many, newest first")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="`next` of the page before")] = None,
+    output: Output = Format.table,
+) -> None:
+    """List jobs, newest first."""
+    page = Client().list(state=state, limit=limit, cursor=cursor)
+    show(output, page, lambda: out.print(jobs_table(page["jobs"])))
+
+
+@app.command()
+def get(job_id: JobId, output: Output = Format.table) -> None:
+    """Show one job."""
+    job = Client().get(job_id)
+    show(output, job, lambda: print_job(out, job))
+
+
+@app.command()
+def wait(
+    job_id: JobId,
+    timeout: Annotated[float | None, typer.Option(help="seconds; without it for as long as it takes")] = None,
+    output: Output = Format.table,
+) -> None:
+    """Wait for a job's end; the exit code is the job's, or 8 when the time is over first."""
+    with err.status(f"waiting for {job_id}"):
+        job = Client().wait(job_id, timeout=timeout)
+    show(output, job, lambda: print_job(out, job))
+    raise typer.Exit(EXIT_OF_STATE.get(job["state"], TIMED_OUT))
+
+
+@app.command()
+def logs(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="until the job's last line")] = False,
+    rank: Annotated[int | None, typer.Option(help="only this rank")] = None,
+    tail: Annotated[int | None, typer.Option(help="only the last lines")] = None,
+    output: Output = Format.table,
+) -> None:
+    """Print a job's log lines, each with its rank."""
+    rows = Client().logs(job_id, follow=follow, rank=rank, tail=tail)
+    stream(output, rows, lambda r: f"[{r['node']}/{r['rank']}] {r['line']}")
+
+
+@app.command()
+def cancel(
+    job_id: JobId,
+    reason: Annotated[str, typer.Option(help="kept in the log")] = "",
+    output: Output = Format.table,
+) -> None:
+    """Ask for a job's end. It is over when `stoker get` says cancelled."""
+    job = Client().cancel(job_id, reason)
+    told = "is already over" if not job["cancelling"] else "is being cancelled"
+    show(output, job, lambda: out.print(f"{job_id} {told} ({job['state']})"))
+
+
+@app.command()
+def explain(job_id: JobId, output: Output = Format.table) -> None:
+    """Say why a job waits, or why it failed and whose fault that was."""
+    told = Client().explain(job_id)
+
+    def table() -> None:
+        out.print(f"{job_id} is {styled(told['state'])}")
+        print_reasons(out, told["reasons"])
+        if told["problem"]:
+            from stoker_proto import Problem
+
+            print_problem(out, Problem.model_validate(told["problem"]))
+
+    show(output, told, table)
+
+
+@app.command()
+def timeline(job_id: JobId, output: Output = Format.table) -> None:
+    """Tell a job's story from the log."""
+    lines = Client().timeline(job_id)
+    show(output, {"job_id": job_id, "timeline": lines}, lambda: out.print(timeline_table(lines)))
+
+
+@app.command()
+def nodes(output: Output = Format.table) -> None:
+    """List nodes with their health and what they hold."""
+    found = Client().nodes()
+    show(output, {"nodes": found}, lambda: out.print(nodes_table(found)))
+
+
+@app.command()
+def retest(
+    node: Annotated[str, typer.Argument(help="the node's name")],
+    reason: Annotated[str, typer.Option(help="kept in the log")] = "",
+    output: Output = Format.table,
+) -> None:
+    """Ask for a re-test of a node, after a repair; a quarantined one is released when it passes."""
+    view = Client().retest(node, reason)
+    show(output, view, lambda: out.print(f"re-test of {node} asked for (now {view['verdict']})"))
+
+
+@app.command()
+def events(
+    job_id: Annotated[str | None, typer.Argument(help="only this job's events")] = None,
+    after: Annotated[int, typer.Option(help="only after this sequence")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on as they come")] = False,
+    output: Output = Format.table,
+) -> None:
+    """Print events of the log in order."""
+    rows = Client().events(job_id, after=after, follow=follow)
+    stream(output, rows, lambda r: f"{r['seq']:>7}  {clock(r['at_ms'])}  {r['type']:<44} {r['actor']}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the job spec."""
+    emit(JobSpec.model_json_schema())
+
+
+def main() -> None:
+    """Run the command; a Problem goes to stderr for people, to stdout as the one document for programs."""
+    arguments = sys.argv[1:]
+    as_json = any(a in ("json", "-ojson", "--output=json") for a in arguments)
+    try:
+        app()
+    except ProblemError as error:
+        if as_json:
+            emit({"problem": error.problem.model_dump(mode="json", exclude_none=True)})
+        else:
+            print_problem(err, error.problem)
+        sys.exit(EXIT_OF_KIND[error.problem.kind])
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""How things look to people: tables and Problems on a terminal."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from stoker_proto import Problem
+
+STATE_STYLE = {
+    "queued": "yellow", "active": "cyan", "succeeded": "green", "failed": "red", "cancelled": "magenta",
+    "expired": "red", "ready": "green", "suspect": "yellow", "degraded": "red", "quarantined": "red",
+    "validating": "cyan", "unknown": "magenta",
+}  # fmt: skip
+
+
+def styled(state: str) -> str:
+    style = STATE_STYLE.get(state)
+    return f"[{style}]{state}[/{style}]" if style else state
+
+
+def clock(at_ms: int | None) -> str:
+    return datetime.fromtimestamp(at_ms / 1000).strftime("%H:%M:%S") if at_ms else "-"
+
+
+def job_state(job: dict[str, Any]) -> str:
+    return "cancelling" if job.get("cancelling") else str(job["state"])
+
+
+def jobs_table(jobs: list[dict[str, Any]]) -> Table:
+    table = Table()
+    for column in ("job", "experiment", "state", "GPUs", "step", "attempts", "submitted", "why"):
+        table.add_column(column)
+    for job in jobs:
+        why = job["problem"]["detail"] if job.get("problem") else ""
+        why = job["reasons"][0]["message"] if job.get("reasons") else why
+        table.add_row(
+            job["job_id"], job["experiment_name"], styled(job_state(job)),
+            str(job["spec"]["compute"]["num_accelerators"]), str(job["step"] if job["step"] is not None else "-"),
+            str(len(job["attempts"])), clock(job["submitted_ms"]), why,
+        )  # fmt: skip
+    return table
+
+
+def nodes_table(nodes: list[dict[str, Any]]) -> Table:
+    table = Table()
+    for column in ("node", "health", "GPUs", "holds", "reason"):
+        table.add_column(column)
+    for node in nodes:
+        models = sorted({g["model"] for g in node["gpus"]})
+        table.add_row(
+            node["node"], styled(node["verdict"]), f"{len(node['gpus'])} x {'/'.join(models) or '-'}",
+            ", ".join(node["holds"]) or "-", node["reason"] or "",
+        )  # fmt: skip
+    return table
+
+
+def timeline_table(lines: list[dict[str, Any]]) -> Table:
+    table = Table()
+    for column in ("after", "what", "detail"):
+        table.add_column(column, justify="right" if column == "after" else "left")
+    for line in lines:
+        table.add_row(f"{(line['at_ms'] - lines[0]['at_ms']) / 1000:.2f} s", line["what"], line["detail"])
+    return table
+
+
+def print_job(console: Console, job: dict[str, Any]) -> None:
+    console.print(f"[bold]{job['job_id']}[/bold]  {styled(job_state(job))}  {job['experiment_name']}")
+    compute = job["spec"]["compute"]
+    console.print(
+        f"asked      {compute['num_accelerators']} GPUs as {compute['accelerator_type']}, {compute['priority_class']}"
+    )
+    console.print(f"submitted  {clock(job['submitted_ms'])} by {job['actor']}")
+    for attempt in job["attempts"]:
+        resumed = f", resumed at step {attempt['resume_step']}" if attempt.get("resume_step") is not None else ""
+        ended = f": {attempt['outcome']}" if attempt.get("outcome") else ""
+        console.print(
+            f"attempt {attempt['number']}  {attempt['state']} on {', '.join(attempt['nodes'])}{resumed}{ended}"
+        )
+    if job["step"] is not None:
+        console.print(f"step       {job['step']} (checkpoint at {job['checkpoint_step']})")
+    if job["finished_ms"]:
+        console.print(f"finished   {clock(job['finished_ms'])}, {job['gpu_ms'] / 1000:.0f} GPU-seconds")
+    if job["mlflow_url"]:
+        console.print(f"MLflow     {job['mlflow_url']}")
+    print_reasons(console, job["reasons"])
+    if job["problem"]:
+        print_problem(console, Problem.model_validate(job["problem"]))
+
+
+def print_reasons(console: Console, reasons: list[dict[str, Any]]) -> None:
+    for place, reason in enumerate(reasons):
+        console.print(
+            f"{'waits because' if place == 0 else '          also'} [yellow]{reason['code']}[/yellow]: {reason['message']}"
+        )
+        for blocker in reason["blockers"]:
+            console.print(f"               blocked by {blocker}")
+        for action in reason["actions"]:
+            console.print(f"               you may {action}")
+
+
+def print_problem(console: Console, told: Problem) -> None:
+    """What, where, how to fix."""
+    console.print(f"[red bold]{told.title}[/red bold] ({told.code}, origin: {told.origin})")
+    console.print(told.detail, markup=False)
+    for error in told.errors:
+        place = f"line {error.line}: " if error.line else ""
+        console.print(f"  {place}{error.pointer or '/'}: {error.message}", markup=False)
+    for line in told.evidence:
+        console.print(f"  {line.stream} | {line.line}", markup=False)
+    for action in told.next_actions:
+        console.print(f"  -> {action}", markup=False)
