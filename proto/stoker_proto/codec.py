@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from . import jobs, nodes
 from .envelope import Envelope, Event, Recorded, Unknown
@@ -39,12 +39,17 @@ def seal(
     return Envelope(
         id=id, source=source, type=event.type_name, subject=event.subject(), time=time, actor=actor,
         onbehalfof=onbehalfof, causationid=causationid, traceparent=traceparent,
-        data=event.model_dump(mode="json", exclude_none=True),
+        data=event.model_dump(mode="json"),
     )  # fmt: skip
 
 
+def _body(envelope: Envelope) -> dict[str, Any]:
+    """Attributes that are set. A null inside `data` is the job's own and stays."""
+    return {name: value for name, value in envelope if value is not None}
+
+
 def encode(envelope: Envelope) -> bytes:
-    return envelope.model_dump_json(exclude_none=True).encode()
+    return to_json(_body(envelope))
 
 
 def decode(payload: bytes, *, seq: int, at_ms: int) -> Recorded:
@@ -58,7 +63,7 @@ def decode(payload: bytes, *, seq: int, at_ms: int) -> Recorded:
 
 def to_line(recorded: Recorded) -> str:
     """One line of an exported log: the CloudEvent with its place in the log as extension attributes."""
-    body = recorded.envelope.model_dump(mode="json", exclude_none=True)
+    body = _body(recorded.envelope)
     return json.dumps(
         body | {"logseq": recorded.seq, "logtimems": recorded.at_ms}, separators=(",", ":"), sort_keys=True
     )

@@ -173,7 +173,7 @@ class RankExit(Frozen):
     """How one rank ended. For a command the rank is the node rank. `error` is the exception's last traceback lines."""
 
     rank: int
-    code: int | None
+    code: int | None = None
     signal: int | None = None
     error_type: str | None = None
     error: str | None = None

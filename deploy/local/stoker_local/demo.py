@@ -74,8 +74,8 @@ def tell(records: list[Recorded], job_id: str) -> tuple[list[Chapter], list[str]
 
     next_of("submitted", JobSubmitted, "{e.spec.compute.num_accelerators} GPUs, {e.spec.experiment_name}")
     placed = next_of("placed", AttemptPlaced, "attempt 1", attempt=1)
-    next_of("preflight", PreflightPassed, "all-reduce right on {e.nodes}", attempt=1)
-    next_of("started", AttemptStarted, "ranks {e.ranks} on {e.node}", attempt=1)
+    next_of("preflight", PreflightPassed, "the all-reduce over all ranks gave the right sums", attempt=1)
+    next_of("started", AttemptStarted, "on {e.node}", attempt=1)
     next_of("first step", AttemptProgressed, "step {e.step}", attempt=1)
     saved = next_of("checkpoint", CheckpointSaved, "step {e.step}", attempt=1)
     fault = next_of("fault", FindingRecorded, "{e.result.check} on {e.node}: {e.result.detail}")
@@ -123,7 +123,9 @@ async def _demo(keep: bool, data: Path, console: Console) -> int:
     plan = make_plan(data, None, None)
     scenario = Scenario()
     if plan.gpus_per_node is not None:
-        scenario = Scenario(faults=(Fault(kind="xid", code=79, gpu=0, node="last", after_checkpoints=2),))
+        scenario = Scenario(
+            faults=(Fault(kind="xid", code=79, gpu=0, node="last", after_checkpoints=2, delay_seconds=1.5),)
+        )
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -2,7 +2,8 @@
 
 faults:
   - {kind: xid, code: 79, gpu: 0, node: node-2, after_seconds: 20}
-  - {kind: xid, code: 79, gpu: 0, node: last, after_checkpoints: 2}   # last: the last node of that job's gang
+  - {kind: xid, code: 79, gpu: 0, node: last, after_checkpoints: 2, delay_seconds: 1}
+    # last: the last node of that job's gang
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Fault(BaseModel):
     node: str = Field(description="a node's name, or `last` for the last node of the job's gang")
     after_seconds: float | None = None
     after_checkpoints: int | None = None
+    delay_seconds: float = Field(0.0, ge=0, description="how long after its moment")
 
     @model_validator(mode="after")
     def _one_moment(self) -> Fault:
@@ -59,7 +61,7 @@ def read_scenario(path: Path) -> Scenario:
 async def after_a_while(fault: Fault, sim: Path) -> None:
     """Inject a fault that goes by time."""
     assert fault.after_seconds is not None
-    await asyncio.sleep(fault.after_seconds)
+    await asyncio.sleep(fault.after_seconds + fault.delay_seconds)
     inject(sim, fault.node, fault.gpu, fault.kind, fault.code)
 
 
@@ -76,6 +78,7 @@ async def at_checkpoints(faults: tuple[Fault, ...], sim: Path, events: AsyncIter
             saved[event.job_id] = saved.get(event.job_id, 0) + 1
             for fault in [f for f in waiting if f.after_checkpoints == saved[event.job_id]]:
                 waiting.remove(fault)
+                await asyncio.sleep(fault.delay_seconds)
                 node = gangs[event.job_id][-1] if fault.node == "last" else fault.node
                 inject(sim, node, fault.gpu, fault.kind, fault.code)
         if not waiting:

@@ -93,9 +93,8 @@ def print_job(console: Console, job: dict[str, Any]) -> None:
 
 def print_reasons(console: Console, reasons: list[dict[str, Any]]) -> None:
     for place, reason in enumerate(reasons):
-        console.print(
-            f"{'waits because' if place == 0 else '          also'} [yellow]{reason['code']}[/yellow]: {reason['message']}"
-        )
+        lead = "waits because" if place == 0 else "         also"
+        console.print(f"{lead} [yellow]{reason['code']}[/yellow]: {reason['message']}")
         for blocker in reason["blockers"]:
             console.print(f"               blocked by {blocker}")
         for action in reason["actions"]:

@@ -132,17 +132,30 @@ class Mirror:
                         refused.append(f"param {key}: {str(error)[:200]}")
         return refused
 
-    def _log(self, run_id: str, what: str, **items: list[Param] | list[Metric] | list[RunTag]) -> None:
-        self._tried(what, lambda: self._client.log_batch(run_id, **items))
+    def _log(
+        self,
+        run_id: str,
+        what: str,
+        *,
+        metrics: Sequence[Metric] = (),
+        params: Sequence[Param] = (),
+        tags: Sequence[RunTag] = (),
+    ) -> None:
+        self._tried(what, lambda: self._client.log_batch(run_id, metrics=metrics, params=params, tags=tags))
 
     def _status(self, run_id: str, status: RunStatus) -> None:
         self._tried("update status", lambda: self._client.update_run(run_id, status=status))
 
-    def change(self, run_id: str, wanted: Update) -> None:
-        if wanted.tags:
-            self._log(run_id, "set tags", tags=[RunTag(k, v) for k, v in wanted.tags])
-        if wanted.status:
-            self._status(run_id, wanted.status)
+    def change(self, run_id: str, wanted: Update) -> list[str]:
+        """Set tags and status; what was refused."""
+        try:
+            if wanted.tags:
+                self._log(run_id, "set tags", tags=[RunTag(k, v) for k, v in wanted.tags])
+            if wanted.status:
+                self._status(run_id, wanted.status)
+        except MlflowException as error:
+            return [f"tags or status: {str(error)[:200]}"]
+        return []
 
     def points(self, run_id: str, points: Sequence[Measured]) -> list[str]:
         """Log metric points; what was refused."""
@@ -161,9 +174,12 @@ class Mirror:
 
     def end(self, run_id: str, wanted: Ending) -> list[str]:
         """The last metrics and tags, then the terminal status, asserted even when the job's own code set another."""
-        refused = self.points(run_id, wanted.metrics)
-        self._log(run_id, "set tags", tags=[RunTag(k, v) for k, v in wanted.tags])
-        self._tried(
-            "set terminated", lambda: self._client.set_terminated(run_id, status=wanted.status, end_time=wanted.end_ms)
-        )
+        refused = self.points(run_id, wanted.metrics) + self.change(run_id, Update(wanted.tags))
+        try:
+            self._tried(
+                "set terminated",
+                lambda: self._client.set_terminated(run_id, status=wanted.status, end_time=wanted.end_ms),
+            )
+        except MlflowException as error:
+            refused.append(f"terminal status: {str(error)[:200]}")
         return refused

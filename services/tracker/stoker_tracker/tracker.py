@@ -1,4 +1,4 @@
-"""Follows the log and telemetry into MLflow. Write, then checkpoint: a kill repeats a little, and repeats change nothing."""
+"""Follows the log and telemetry into MLflow. Write, then checkpoint: a kill repeats a little, which changes nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Tracker:
                 wanted = update(recorded)
                 if wanted is not None:
                     run = await self._run_of(event.job_id)
-                    await asyncio.to_thread(self._mirror.change, run.run_id, wanted)
+                    self._refused[event.job_id] += await asyncio.to_thread(self._mirror.change, run.run_id, wanted)
             self._checkpoint.note(seq=recorded.seq, event_id=recorded.envelope.id)
 
     async def _run_of(self, job_id: str) -> RunRef:
@@ -130,7 +130,7 @@ class Tracker:
             self._refused[job_id] += await asyncio.to_thread(self._mirror.points, run.run_id, mine)
 
     async def _finish(self, event: JobFinished, recorded: Recorded) -> None:
-        """Everything that the sealed streams hold goes in, whether telemetry brought it or not; the status comes last."""
+        """All that the sealed streams hold goes in, whether telemetry brought it or not; the status comes last."""
         run = await self._run_of(event.job_id)
         history = [r async for r in self._bus.log.read(0, subjects.job_events(event.job_id))]
         count = 0
