@@ -65,16 +65,16 @@ class Leader:
     def ready(self, *nodes: str) -> Leader:
         """Nodes that joined and passed their first test."""
         for node in nodes:
-            self.tell(joined(node), tested(node))
+            self.tell(joined(node), self_test(node))
             assert self.verdict(node) == "ready"
         return self
 
     def retest(self, node: str = "n1", *, passed: bool = True) -> list[Event]:
         asked = self.fold(RetestRequested(node=node))
-        return self.tell(tested(node, "retest", began=asked.seq, passed=passed))
+        return self.tell(self_test(node, "retest", began=asked.seq, passed=passed))
 
 
-def tested(
+def self_test(
     node: str = "n1", cause: Literal["joined", "retest"] = "joined", *, began: int = 0, passed: bool = True,
     epoch: str = "b1",
 ) -> SelfTested:  # fmt: skip

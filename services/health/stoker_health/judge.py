@@ -44,7 +44,7 @@ def rule_nodes(health: Health, silent: Set[str]) -> list[Ruling]:
 
 
 def _rule(node: Node, silent: bool) -> Ruling | None:
-    bad = [f for seq, f in node.findings if seq > node.released_seq and f.result.status == "bad"]
+    bad = [f for seq, f in node.findings if seq > node.released_seq]
     fatal = [f for f in bad if f.result.severity == "fatal"]
     degraded = [f for f in bad if f.result.severity == "degraded"]
     tested_seq, tested = node.tested or (0, None)
@@ -116,7 +116,7 @@ def rule_gangs(health: Health, now_ms: int) -> list[Ruling]:
                 for name in gang.nodes
                 if name in health.nodes
                 for seq, f in health.nodes[name].findings
-                if seq > gang.placed_seq and f.result.status == "bad" and gang.holds(name, f.result.entity)
+                if seq > gang.placed_seq and gang.holds(name, f.result.entity)
             ]
             event = attribute(gang.job_id, gang.attempt, gang.exits, found, nodes=len(gang.nodes))
             rulings.append(Ruling(event, id=f"attributed:{gang.job_id}:{gang.attempt}"))

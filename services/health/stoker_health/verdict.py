@@ -1,8 +1,8 @@
 """The health leader's fold: nodes and their findings, gangs in preflight, attempts that failed. Pure.
 
 A node goes to quarantine at the first fatal finding of its boot epoch. It comes back only by a re-test that was asked
-for after the last fault and passed: the absence of new errors is not recovery. Not supported and could-not-measure
-never change a verdict.
+for after the last fault and passed: the absence of new errors is not recovery. Only bad answers are kept: not supported
+and could-not-measure never change a verdict.
 """
 
 from __future__ import annotations
@@ -108,10 +108,12 @@ def evolve(health: Health, recorded: Recorded) -> Health:
             _verdict(health, event, seq)
         case FindingRecorded():
             node = health.nodes.get(event.node)
-            if node is not None and node.epoch == event.boot_epoch and event.finding_id not in node.known:
+            if node is None or node.epoch != event.boot_epoch or event.finding_id in node.known:
+                pass
+            elif event.result.status == "bad":
                 node.known.add(event.finding_id)
                 node.findings.append((seq, event))
-                if event.result.status == "bad" and event.result.severity in ("degraded", "fatal"):
+                if event.result.severity in ("degraded", "fatal"):
                     node.fault_seq = seq
         case SelfTested():
             node = health.nodes.get(event.node)
