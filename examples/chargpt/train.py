@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker import training
 
 DEFAULTS = {
-    "max_steps": 240, "batch_size": 12, "block_size": 64, "layers": 3, "heads": 4, "width": 96,
+    "max_steps": 240, "max_seconds": None, "batch_size": 12, "block_size": 64, "layers": 3, "heads": 4, "width": 96,
     "learning_rate": 1e-3, "checkpoint_seconds": 3, "seed": 1,
 }  # fmt: skip
 
@@ -35,6 +35,8 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local if torch.cuda.device_count() > 1 else 0) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=60))
 
     raw = Path(__file__).with_name("input.txt").read_text()
@@ -55,7 +57,7 @@ def main() -> None:
         optimizer.load_state_dict(state["optimizer"])
     print(f"rank {rank} of {world} starts at step {start} on {device}", flush=True)
 
-    saved_at = time.monotonic()
+    began_at = saved_at = time.monotonic()
     for step in range(start, options["max_steps"]):
         began = time.perf_counter()
         inputs, targets = batch(text, step, rank, options["batch_size"], options["block_size"], options["seed"])
@@ -65,18 +67,24 @@ def main() -> None:
         optimizer.step()
         mean = loss.detach().clone()
         dist.all_reduce(mean)
-        # Rank 0's clock decides for all, so that every rank saves or none does.
-        due = torch.tensor([float(time.monotonic() - saved_at > options["checkpoint_seconds"])], device=device)
+        # Rank 0's clock decides for all, so that every rank saves and stops at the same step.
+        now = time.monotonic()
+        last = step + 1 == options["max_steps"] or now - began_at > (options["max_seconds"] or float("inf"))
+        due = torch.tensor([now - saved_at > options["checkpoint_seconds"] or last, last], device=device).int()
         dist.broadcast(due, 0)
+        saving, stopping = due.tolist()
         if rank == 0:
             seconds = time.perf_counter() - began
             tokens = options["batch_size"] * options["block_size"] * world
-            training.log(step, loss=mean.item() / world, tokens_per_second=tokens / seconds)
-        if due.item() or step + 1 == options["max_steps"]:
+            rate = optimizer.param_groups[0]["lr"]
+            training.log(step, loss=mean.item() / world, tokens_per_second=tokens / seconds, lr=rate)
+        if saving:
             saved_at = time.monotonic()
             if rank == 0:
                 save(step + 1, model, optimizer)
             dist.barrier()
+        if stopping:
+            break
     print(f"rank {rank} is done", flush=True)
     dist.destroy_process_group()
 

@@ -8,14 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Client
+    from stoker_proto import ProblemError
 
-__all__ = ["Client"]
+    from .client import Client, submit
+
+__all__ = ["Client", "ProblemError", "submit"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Client":
-        from .client import Client
+    if name in ("Client", "submit"):
+        from . import client
 
-        return Client
+        return getattr(client, name)
+    if name == "ProblemError":
+        from stoker_proto import ProblemError
+
+        return ProblemError
     raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

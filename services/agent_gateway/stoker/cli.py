@@ -18,7 +18,8 @@ from rich.console import Console
 
 from stoker_proto import JobSpec, ProblemError, problem
 
-from .client import Client, override
+from .client import Client
+from .overrides import override
 from .render import (
     clock,
     jobs_table,
@@ -35,8 +36,8 @@ EXIT_OF_STATE = {"succeeded": 0, "failed": 1, "expired": 1, "cancelled": 9}
 TIMED_OUT = 8
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Stoker: GPU jobs that survive bad GPUs.")
-out = Console()
-err = Console(stderr=True)
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
 
 class Format(StrEnum):
@@ -135,14 +136,14 @@ def _watch(client: Client, job_id: str, output: Format) -> int:
         for event in client.events(job_id, follow=True):
             emit(event)
         return EXIT_OF_STATE.get(client.wait(job_id)["state"], 1)
-    seen = 0
+    told, known = 0, 0
     with err.status(f"{job_id} is queued") as status:
         while True:
             job = client.wait(job_id, timeout=1.0)
-            lines = client.timeline(job_id)
-            for line in lines[seen:]:
+            lines = client.timeline(job_id) if job["seq"] != known else []
+            for line in lines[told:]:
                 err.print(f"{clock(line['at_ms'])}  {line['what']:<16} {line['detail']}", markup=False, highlight=False)
-            seen = len(lines)
+            told, known = max(told, len(lines)), job["seq"]
             step = f", step {job['step']}" if job["step"] is not None else ""
             status.update(f"{job_id} is {job['state']}{step}")
             if job["state"] in EXIT_OF_STATE:

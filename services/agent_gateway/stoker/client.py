@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
 import uuid
@@ -12,16 +13,21 @@ from types import TracebackType
 from typing import Any
 
 import httpx
-import yaml
 
 from stoker_proto import Problem, ProblemError, problem
 
 from .bundle import pack
 from .config import find_server
+from .overrides import read_text
+from .sse import parse_sse
 
 RETRY_S = 30.0
+FIRST_PAUSE_S = 0.1
+RECONNECT_S = 0.2
+log = logging.getLogger(__name__)
 Job = dict[str, Any]
 Rows = list[dict[str, Any]]
+Spec = Path | str | Mapping[str, Any]
 
 
 class Client:
@@ -40,9 +46,14 @@ class Client:
         if url is None:
             server = find_server()
             url, token = server.url, token or server.token
+        if not url.startswith(("http://", "https://")):
+            raise ProblemError(problem("invalid_request", f"{url!r} is no http:// or https:// address of a gateway"))
         self._retry_s = retry_seconds
         headers = {"Authorization": f"Bearer {token or ''}"}
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(70, connect=5))
+        # A proxy for the world outside must not be asked for a gateway on this machine.
+        here: dict[str, None] = {"all://127.0.0.1": None, "all://localhost": None}
+        timeout = httpx.Timeout(70, connect=5)
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, mounts=here)
         self.url = url
 
     def __enter__(self) -> Client:
@@ -59,7 +70,7 @@ class Client:
     def _call(self, method: str, path: str, **more: Any) -> httpx.Response:
         """One call, tried again while the server is away or says that it may be."""
         deadline = time.monotonic() + self._retry_s
-        pause = 0.1
+        pause = FIRST_PAUSE_S
         while True:
             try:
                 response = self._http.request(method, path, **more)
@@ -68,48 +79,45 @@ class Client:
                 failed = _unreachable(self.url, error)
             if failed is None:
                 return response
-            if not failed.retryable or time.monotonic() + pause > deadline:
+            wait = failed.retry_after_s or pause
+            if not failed.retryable or time.monotonic() + wait > deadline:
                 raise ProblemError(failed)
-            time.sleep(failed.retry_after_s or pause)
+            if pause == FIRST_PAUSE_S:
+                log.warning("%s; trying again for %.0f s", failed.detail, self._retry_s)
+            time.sleep(wait)
             pause = min(2.0, pause * 2)
 
     def _get(self, path: str, **params: Any) -> Any:
         return self._call("GET", path, params={k: v for k, v in params.items() if v is not None}).json()
 
-    def validate(self, spec: Path | Mapping[str, Any]) -> dict[str, Any]:
+    def validate(self, spec: Spec) -> dict[str, Any]:
         """The spec with its defaults, or a Problem that names every mistake. Nothing is created."""
         body = self._body(spec)
         answer: dict[str, Any] = self._call("POST", "/v1/jobs:validate", json=body).json()
         return answer
 
-    def submit(
-        self, spec: Path | Mapping[str, Any], *, code_root: Path | None = None, idempotency_key: str | None = None
-    ) -> Job:
+    def submit(self, spec: Spec, *, code_root: Path | None = None, idempotency_key: str | None = None) -> Job:
         """Submit a job: validated first, then its code is sent, then it is accepted.
 
         Args:
-            spec: a YAML file, or the spec as a mapping.
-            code_root: what code_source.root_path is relative to; by default the folder of the YAML file.
+            spec: the path of a YAML file, or the spec as a mapping.
+            code_root: what code_source.root_path is relative to; by default the folder of the YAML file, or the current
+                one for a mapping.
             idempotency_key: the same key and spec give the same job; by default a key of this call alone.
         """
         body = self._body(spec)
         checked = self._call("POST", "/v1/jobs:validate", json=body).json()["spec"]
         source = checked.get("code_source")
         if source is not None:
-            base = code_root or (spec.resolve().parent if isinstance(spec, Path) else Path.cwd())
+            base = code_root or (Path.cwd() if isinstance(spec, Mapping) else Path(spec).resolve().parent)
             body["code"] = self._send_code(base / source["root_path"], tuple(source["include_paths"]))
         # Without a key a retry after a lost answer could submit twice; a key of our own makes it safe.
         key = idempotency_key or checked.get("idempotency_token") or f"call-{uuid.uuid4()}"
         answer: Job = self._call("POST", "/v1/jobs", json=body, headers={"Idempotency-Key": key}).json()
         return answer
 
-    def _body(self, spec: Path | Mapping[str, Any]) -> dict[str, Any]:
-        if not isinstance(spec, Path):
-            return {"spec": dict(spec)}
-        try:
-            return {"spec_yaml": spec.read_text()}
-        except OSError as error:
-            raise ProblemError(problem("invalid_request", f"{spec} cannot be read: {error.strerror}")) from error
+    def _body(self, spec: Spec) -> dict[str, Any]:
+        return {"spec": dict(spec)} if isinstance(spec, Mapping) else {"spec_yaml": read_text(Path(spec))}
 
     def _send_code(self, root: Path, include: tuple[str, ...]) -> str:
         with tempfile.TemporaryDirectory() as folder:
@@ -181,57 +189,51 @@ class Client:
         self, job_id: str, *, follow: bool = False, rank: int | None = None, tail: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """Log lines {cursor, attempt, node, rank, stream, number, line}. With `follow` until the job's last line."""
-        params = {k: v for k, v in {"rank": rank, "tail": tail}.items() if v is not None}
-        if not follow:
-            response = self._call("GET", f"/v1/jobs/{job_id}/logs", params=params)
-            yield from (json.loads(line) for line in response.text.splitlines())
-            return
-        for name, data in self._sse(f"/v1/jobs/{job_id}/logs", params | {"follow": 1}, None):
+        path, params = f"/v1/jobs/{job_id}/logs", {} if rank is None else {"rank": rank}
+        last: str | None = None
+        if not follow or tail is not None:
+            # The cursor of the last line is needed to go on from there, even when no line is to be given.
+            asked = params if tail is None else params | {"tail": max(1, tail)}
+            lines = [json.loads(line) for line in self._call("GET", path, params=asked).text.splitlines()]
+            yield from lines if tail is None else lines[max(0, len(lines) - tail) :]
+            if not follow or (lines and lines[-1]["cursor"] is None):
+                return
+            last = lines[-1]["cursor"] if lines else None
+        for name, data in self._sse(path, params | {"follow": 1}, last):
             if name == "end":
                 return
             yield json.loads(data)
 
     def _sse(self, path: str, params: dict[str, Any], last: str | None) -> Iterator[tuple[str, str]]:
         """Server-sent events as (event, data), over any number of lost connections, each told what was seen."""
-        deadline = time.monotonic() + self._retry_s
+        lost_at = time.monotonic()
         while True:
             headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
+            timeout = httpx.Timeout(10, read=45)
             try:
-                timeout = httpx.Timeout(10, read=45)
                 with self._http.stream("GET", path, params=params, headers=headers, timeout=timeout) as response:
-                    if not response.is_success:
+                    if response.is_success:
+                        try:
+                            for id, name, data in parse_sse(response.iter_lines()):
+                                last = id or last
+                                yield name, data
+                        finally:
+                            lost_at = time.monotonic()
+                        failed = problem("log_unavailable", f"The gateway at {self.url} ended the stream")
+                    else:
                         response.read()
                         failed = problem_of(response)
-                        if not failed.retryable or time.monotonic() > deadline:
-                            raise ProblemError(failed)
-                        raise httpx.ReadError(failed.detail)
-                    for id, name, data in parse_sse(response.iter_lines()):
-                        deadline = time.monotonic() + self._retry_s
-                        last = id or last
-                        yield name, data
             except httpx.TransportError as error:
-                if time.monotonic() > deadline:
-                    raise ProblemError(_unreachable(self.url, error)) from error
-                time.sleep(0.2)
+                failed = _unreachable(self.url, error)
+            if not failed.retryable or time.monotonic() - lost_at > self._retry_s:
+                raise ProblemError(failed)
+            time.sleep(RECONNECT_S)
 
 
-def parse_sse(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
-    """(id, event, data) of each message; comments are heartbeats and skipped."""
-    id, name, data = "", "message", list[str]()
-    for line in lines:
-        if not line:
-            if data:
-                yield id, name, "\n".join(data)
-            id, name, data = "", "message", []
-            continue
-        field, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if field == "id":
-            id = value
-        elif field == "event":
-            name = value
-        elif field == "data":
-            data.append(value)
+def submit(spec: Spec, *, code_root: Path | None = None, idempotency_key: str | None = None) -> Job:
+    """Submit a job to the gateway that the environment or ./stoker-data names; see Client.submit."""
+    with Client() as client:
+        return client.submit(spec, code_root=code_root, idempotency_key=idempotency_key)
 
 
 def problem_of(response: httpx.Response) -> Problem:
@@ -246,18 +248,3 @@ def problem_of(response: httpx.Response) -> Problem:
 def _unreachable(url: str, error: Exception) -> Problem:
     detail = f"The gateway at {url} cannot be reached: {error or type(error).__name__}"
     return problem("log_unavailable", detail, next_actions=("check that it runs (`stoker up`), then try again",))
-
-
-def override(spec: Path, changes: list[str]) -> dict[str, Any]:
-    """A spec file with `a.b=value` changes applied; values are YAML. Raises ProblemError for a malformed change."""
-    body = yaml.safe_load(spec.read_text())
-    for change in changes:
-        path, separator, value = change.partition("=")
-        if not separator or not path:
-            raise ProblemError(problem("invalid_request", f"--override {change!r} is not of the form field.path=value"))
-        target = body
-        *parents, leaf = path.split(".")
-        for parent in parents:
-            target = target.setdefault(parent, {})
-        target[leaf] = yaml.safe_load(value)
-    return dict(body)

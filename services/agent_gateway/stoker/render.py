@@ -1,4 +1,4 @@
-"""How things look to people: tables and Problems on a terminal."""
+"""How things look to people: tables and Problems on a terminal. What users and machines wrote is shown as it is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from stoker_proto import Problem
@@ -19,7 +20,7 @@ STATE_STYLE = {
 
 def styled(state: str) -> str:
     style = STATE_STYLE.get(state)
-    return f"[{style}]{state}[/{style}]" if style else state
+    return f"[{style}]{state}[/{style}]" if style else escape(state)
 
 
 def clock(at_ms: int | None) -> str:
@@ -30,62 +31,66 @@ def job_state(job: dict[str, Any]) -> str:
     return "cancelling" if job.get("cancelling") else str(job["state"])
 
 
-def jobs_table(jobs: list[dict[str, Any]]) -> Table:
+def _table(*columns: str) -> Table:
+    """The first column names the row: on a narrow terminal the others give way to it."""
     table = Table()
-    for column in ("job", "experiment", "state", "GPUs", "step", "attempts", "submitted", "why"):
-        table.add_column(column)
+    for place, column in enumerate(columns):
+        table.add_column(column, no_wrap=place == 0, overflow="fold")
+    return table
+
+
+def jobs_table(jobs: list[dict[str, Any]]) -> Table:
+    table = _table("job", "experiment", "state", "GPUs", "step", "attempts", "submitted", "why")
     for job in jobs:
         why = job["problem"]["detail"] if job.get("problem") else ""
         why = job["reasons"][0]["message"] if job.get("reasons") else why
         table.add_row(
-            job["job_id"], job["experiment_name"], styled(job_state(job)),
+            job["job_id"], escape(job["experiment_name"]), styled(job_state(job)),
             str(job["spec"]["compute"]["num_accelerators"]), str(job["step"] if job["step"] is not None else "-"),
-            str(len(job["attempts"])), clock(job["submitted_ms"]), why,
+            str(len(job["attempts"])), clock(job["submitted_ms"]), escape(why),
         )  # fmt: skip
     return table
 
 
 def nodes_table(nodes: list[dict[str, Any]]) -> Table:
-    table = Table()
-    for column in ("node", "health", "GPUs", "holds", "reason"):
-        table.add_column(column)
+    table = _table("node", "health", "GPUs", "holds", "reason")
     for node in nodes:
         models = sorted({g["model"] for g in node["gpus"]})
         table.add_row(
-            node["node"], styled(node["verdict"]), f"{len(node['gpus'])} x {'/'.join(models) or '-'}",
-            ", ".join(node["holds"]) or "-", node["reason"] or "",
+            escape(node["node"]), styled(node["verdict"]), escape(f"{len(node['gpus'])} x {'/'.join(models) or '-'}"),
+            ", ".join(node["holds"]) or "-", escape(node["reason"] or ""),
         )  # fmt: skip
     return table
 
 
 def timeline_table(lines: list[dict[str, Any]]) -> Table:
-    table = Table()
-    for column in ("after", "what", "detail"):
-        table.add_column(column, justify="right" if column == "after" else "left")
+    table = _table("after", "what", "detail")
+    table.columns[0].justify = "right"
     for line in lines:
-        table.add_row(f"{(line['at_ms'] - lines[0]['at_ms']) / 1000:.2f} s", line["what"], line["detail"])
+        after = f"{(line['at_ms'] - lines[0]['at_ms']) / 1000:.2f} s"
+        table.add_row(after, escape(line["what"]), escape(line["detail"]))
     return table
 
 
 def print_job(console: Console, job: dict[str, Any]) -> None:
-    console.print(f"[bold]{job['job_id']}[/bold]  {styled(job_state(job))}  {job['experiment_name']}")
+    console.print(f"[bold]{job['job_id']}[/bold]  {styled(job_state(job))}  {escape(job['experiment_name'])}")
     compute = job["spec"]["compute"]
     console.print(
         f"asked      {compute['num_accelerators']} GPUs as {compute['accelerator_type']}, {compute['priority_class']}"
     )
-    console.print(f"submitted  {clock(job['submitted_ms'])} by {job['actor']}")
+    console.print(f"submitted  {clock(job['submitted_ms'])} by {escape(job['actor'])}")
     for attempt in job["attempts"]:
         resumed = f", resumed at step {attempt['resume_step']}" if attempt.get("resume_step") is not None else ""
         ended = f": {attempt['outcome']}" if attempt.get("outcome") else ""
         console.print(
-            f"attempt {attempt['number']}  {attempt['state']} on {', '.join(attempt['nodes'])}{resumed}{ended}"
+            f"attempt {attempt['number']}  {attempt['state']} on {escape(', '.join(attempt['nodes']))}{resumed}{ended}"
         )
     if job["step"] is not None:
         console.print(f"step       {job['step']} (checkpoint at {job['checkpoint_step']})")
     if job["finished_ms"]:
         console.print(f"finished   {clock(job['finished_ms'])}, {job['gpu_ms'] / 1000:.0f} GPU-seconds")
     if job["mlflow_url"]:
-        console.print(f"MLflow     {job['mlflow_url']}")
+        console.print(f"MLflow     {escape(job['mlflow_url'])}", soft_wrap=True)
     print_reasons(console, job["reasons"])
     if job["problem"]:
         print_problem(console, Problem.model_validate(job["problem"]))
@@ -94,11 +99,11 @@ def print_job(console: Console, job: dict[str, Any]) -> None:
 def print_reasons(console: Console, reasons: list[dict[str, Any]]) -> None:
     for place, reason in enumerate(reasons):
         lead = "waits because" if place == 0 else "         also"
-        console.print(f"{lead} [yellow]{reason['code']}[/yellow]: {reason['message']}")
+        console.print(f"{lead} [yellow]{reason['code']}[/yellow]: {escape(reason['message'])}")
         for blocker in reason["blockers"]:
-            console.print(f"               blocked by {blocker}")
+            console.print(f"               blocked by {escape(blocker)}")
         for action in reason["actions"]:
-            console.print(f"               you may {action}")
+            console.print(f"               you may {escape(action)}")
 
 
 def print_problem(console: Console, told: Problem) -> None:
@@ -107,7 +112,8 @@ def print_problem(console: Console, told: Problem) -> None:
     console.print(told.detail, markup=False)
     for error in told.errors:
         place = f"line {error.line}: " if error.line else ""
-        console.print(f"  {place}{error.pointer or '/'}: {error.message}", markup=False)
+        hint = f" (try {error.suggestion})" if error.suggestion and error.suggestion not in error.message else ""
+        console.print(f"  {place}{error.pointer or '/'}: {error.message}{hint}", markup=False)
     for line in told.evidence:
         console.print(f"  {line.stream} | {line.line}", markup=False)
     for action in told.next_actions:
