@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from mlflow import MlflowClient
-from stoker_chassis.jetstream import connect
 
 from stoker import Client
+from stoker_chassis.jetstream import connect
 from stoker_local.supervisor import Plan, System, running
 from stoker_proto import AttemptReleased, JobFinished, MirrorCompleted, Recorded, RunMirrored
 
@@ -52,6 +52,9 @@ def kill(system: System, victim: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+# MLflow's client leaves its connections to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
 VICTIMS = ["gateway", "scheduler-1", "scheduler-2", "tracker", "launcher-node-1", "health-node-1", "nats"]
 
 
@@ -76,6 +79,7 @@ async def test_ten_jobs_survive_the_death_of(victim: str, system: System) -> Non
     job_ids = set(await asyncio.gather(*(submit(n) for n in range(JOBS))))
     assert len(job_ids) == JOBS
     await striking
+    client.close()
     records = await until_mirrored(system, job_ids)
     check_log(records, job_ids)
     await asyncio.to_thread(check_mlflow, system, records, job_ids)

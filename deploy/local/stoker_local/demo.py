@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from stoker_chassis.jetstream import connect
 
 from stoker import Client
+from stoker_chassis.jetstream import connect
 from stoker_proto import (
     AttemptPlaced,
     AttemptProgressed,

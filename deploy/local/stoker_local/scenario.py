@@ -15,8 +15,8 @@ from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from stoker_chassis.device_simulated import inject
 
+from stoker_chassis.device_simulated import inject
 from stoker_proto import AttemptPlaced, CheckpointSaved, ProblemError, Recorded, problem
 
 

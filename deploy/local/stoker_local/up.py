@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from stoker_chassis.jetstream import connect
-
 from stoker_proto import ProblemError, problem
 
 from .scenario import Scenario, after_a_while, at_checkpoints, read_scenario
@@ -21,9 +20,8 @@ def say(line: str) -> None:
 
 def real_gpus() -> int:
     """How many GPUs NVML finds on this machine; 0 without a driver."""
-    from stoker_chassis.devices_open import open_devices
-
     from stoker_chassis.device import DevicesUnavailable
+    from stoker_chassis.devices_open import open_devices
 
     try:
         return len(open_devices("local", None, 0).inventory())
