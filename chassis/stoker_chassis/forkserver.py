@@ -7,13 +7,15 @@ request a connection: spawn, poll, kill, forget, ping. Spawning is idempotent by
 own, writes straight to its files, and dies with this process. How a child ended is written to its exit file, so that
 nobody needs to be listening. When the lifeline (a pipe whose other end the supervisor holds) ends, everything ends.
 
-It outlives the launcher on purpose: a launcher that comes back finds its jobs running.
+It outlives the launcher on purpose: a launcher that comes back finds its jobs running. While it lives it holds a lock
+beside its socket, so that there is never a second one, and a free lock proves its death.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -23,24 +25,34 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 TRACEBACK_LINES = 20
+LINE_LIMIT = 2000
+LOCK_S = 2.0
 
 
 class ForkServer:
     """The children by key, and the loop that serves requests and reaps."""
 
-    def __init__(self, path: Path, lifeline: int | None) -> None:
+    def __init__(self, path: Path, lifeline: int | None, lock: IO[str]) -> None:
         self.path = path
         self.lifeline = lifeline
+        self.lock = lock
+        # No two workers of one boot share it, which a process number alone would not give.
+        self.identity = f"{os.getpid()}-{time.monotonic_ns()}"
         self.pids: dict[str, int] = {}
+        self.gone: set[str] = set()
         self.exits: dict[str, dict[str, Any]] = {}
         self.exit_files: dict[str, str] = {}
         self.libc = ctypes.CDLL(None, use_errno=True)
+        # What a job's process leaves behind becomes ours to reap; else a group of zombies would look alive.
+        self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.woken, self.wake = os.pipe()
         for fd in (self.woken, self.wake):
             os.set_blocking(fd, False)
@@ -88,7 +100,7 @@ class ForkServer:
         self.reap()
         match request["do"]:
             case "ping":
-                return {"pid": os.getpid(), "keys": sorted(self.pids)}
+                return {"identity": self.identity}
             case "spawn":
                 return {"pid": self.spawn(request, connection)}
             case "poll":
@@ -125,6 +137,7 @@ class ForkServer:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             connection.close()
             self.listener.close()
+            self.lock.close()
             for fd in (self.woken, self.wake, *(() if self.lifeline is None else (self.lifeline,))):
                 os.close(fd)
             for number, name, flags in (
@@ -138,6 +151,7 @@ class ForkServer:
             os.environ.clear()
             os.environ.update(request["env"])
             os.chdir(request["cwd"])
+            as_fresh()
             if request.get("argv"):
                 os.execvpe(request["argv"][0], request["argv"], os.environ)
             code = run_script(request["script"], request.get("args", []), request.get("error_file"))
@@ -163,34 +177,48 @@ class ForkServer:
             if key in self.exit_files:
                 write_atomically(Path(self.exit_files[key]), ended)
             self.exits[key] = ended
+            self.group_lives(key)
 
     def group_lives(self, key: str) -> bool:
         """Whether any process of the child's group is left, the child itself or one that it started."""
-        if key not in self.pids:
-            return False
-        try:
-            os.killpg(self.pids[key], 0)
-        except ProcessLookupError:
-            return False
-        return True
+        return self.kill(key, 0)
 
     def kill(self, key: str, number: int) -> bool:
+        """Signal the child's group. One that was seen empty is never signalled again: its number may be another's."""
+        if key not in self.pids or key in self.gone:
+            return False
         try:
             os.killpg(self.pids[key], number)
-        except (KeyError, ProcessLookupError):
+        except ProcessLookupError:
+            if key in self.exits:
+                self.gone.add(key)
             return False
         return True
 
     def forget(self, key: str) -> None:
         if key in self.exits and not self.group_lives(key):
             del self.pids[key], self.exits[key]
+            self.gone.discard(key)
             self.exit_files.pop(key, None)
+
+
+def as_fresh() -> None:
+    """In the child: make up for what a new interpreter would have read from its environment, or drawn by chance."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through="PYTHONUNBUFFERED" in os.environ)  # type: ignore[union-attr]
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if "torch" in sys.modules and threads.isdigit() and int(threads) > 1:
+        sys.modules["torch"].set_num_threads(int(threads))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # else all ranks of all jobs would draw the same numbers
 
 
 def run_script(script: str, args: list[str], error_file: str | None) -> int:
     """Run a Python file as `__main__`, as `python FILE ARGS` would; an exception goes to stderr and the error file."""
     sys.argv = [script, *args]
-    sys.path[0:0] = [str(Path(script).resolve().parent)]
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder that the worker was started in
+    sys.path.insert(0, str(Path(script).resolve().parent))
     extra = os.environ.get("PYTHONPATH")
     if extra:
         sys.path[1:1] = extra.split(os.pathsep)
@@ -205,7 +233,7 @@ def run_script(script: str, args: list[str], error_file: str | None) -> int:
         shown = user_frames(error)
         sys.stderr.write(shown)
         if error_file:
-            tail = shown.rstrip().splitlines()[-TRACEBACK_LINES:]
+            tail = [line[:LINE_LIMIT] for line in shown.rstrip().splitlines()[-TRACEBACK_LINES:]]
             told = {"type": type(error).__name__, "message": str(error)[:2000], "traceback": tail}
             write_atomically(Path(error_file), told)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -244,17 +272,42 @@ def write_atomically(path: Path, value: dict[str, Any]) -> None:
     part.replace(path)
 
 
+def own(socket_path: Path) -> IO[str] | None:
+    """The lock beside the socket, with our process number in it; None when another worker holds it."""
+    socket_path.parent.mkdir(parents=True, exist_ok=True)
+    lock = socket_path.with_suffix(".lock").open("a+")
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                lock.close()
+                return None
+            time.sleep(0.05)
+        else:
+            break
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--preload", default="")
     arguments = parser.parse_args()
+    lock = own(arguments.socket)
+    if lock is None:
+        print("another worker serves here", file=sys.stderr, flush=True)  # noqa: T201
+        return
     # One thread a rank unless the job says otherwise: ranks share the cores, and the forked state must be simple.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in filter(None, arguments.preload.split(",")):
         importlib.import_module(name)
     lifeline = os.environ.get("STOKER_LIFELINE_FD")
-    server = ForkServer(arguments.socket, int(lifeline) if lifeline else None)
+    server = ForkServer(arguments.socket, int(lifeline) if lifeline else None, lock)
     gc.collect()
     gc.freeze()
     server.serve()

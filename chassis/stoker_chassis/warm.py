@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
+import os
+import signal as signals
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ANSWER_S = 30.0
+
 
 class WarmWorkerGone(Exception):
-    """Nothing answers on the worker's socket; all its children died with it."""
+    """Nothing answers on the worker's socket. Whether it is dead, and its children with it, only `dead` tells."""
+
+
+class WarmWorkerSilent(WarmWorkerGone):
+    """It took the request and did not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -40,29 +50,53 @@ class WarmWorker:
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(ANSWER_S):
                 reader, writer = await asyncio.open_unix_connection(str(self._socket))
                 try:
                     writer.write(json.dumps(request).encode() + b"\n")
                     line = await reader.readline()
                 finally:
                     writer.close()
-        except (OSError, TimeoutError) as error:
+        except TimeoutError as error:
+            raise WarmWorkerSilent(f"{self._socket} did not answer within {ANSWER_S:.0f} s") from error
+        except OSError as error:
             raise WarmWorkerGone(f"{self._socket}: {error}") from error
         if not line:
             raise WarmWorkerGone(f"{self._socket} hung up")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    async def pid(self) -> int:
-        return int((await self._ask({"do": "ping"}))["pid"])
+    async def identity(self) -> str:
+        """Which worker this is: one that was started again is another one, and knows nothing of earlier children."""
+        return str((await self._ask({"do": "ping"}))["identity"])
+
+    def dead(self) -> bool:
+        """Whether no worker lives: a proof, by its lock, which a worker that only does not answer never gives."""
+        try:
+            with self._lock_file.open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return True
+        except BlockingIOError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """Kill a worker that lives but does not answer."""
+        if not self.dead():
+            with contextlib.suppress(ValueError, ProcessLookupError):
+                os.kill(int(self._lock_file.read_text()), signals.SIGKILL)
+
+    @property
+    def _lock_file(self) -> Path:
+        return self._socket.with_suffix(".lock")
 
     async def ready(self, seconds: float) -> None:
         """Wait until the worker has imported everything and serves. Raises WarmWorkerGone after that time."""
         deadline = time.monotonic() + seconds
         while True:
             try:
-                await self.pid()
+                await self.identity()
             except WarmWorkerGone:
                 if time.monotonic() > deadline:
                     raise

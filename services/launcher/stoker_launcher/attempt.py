@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from stoker_proto import (
     AttemptPrepared,
     AttemptReleased,
     AttemptStarted,
+    Event,
     LogsSealed,
     RankExit,
     StopReason,
@@ -33,12 +33,11 @@ from .outcome import classify
 from .output import Output
 from .plan import Places, Process, Rendezvous, key_of, plan
 from .ports import free_port
+from .ranks import POLL_S, Ranks
 from .reports import Reports
 from .settings import LauncherSettings
-from .workspace import BadTree, code_tree
+from .workspace import BadTree, CodeTrees
 
-POLL_S = 0.02
-TAIL_LINES = 40
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "USER")
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,7 @@ class Tools:
     ledger: Ledger
     devices: Devices
     worker: WarmWorker
+    trees: CodeTrees
 
 
 class Attempt:
@@ -67,15 +67,14 @@ class Attempt:
         self.folder = tools.settings.node_dir / "attempts" / entry.name
         self.checkpoints = (tools.settings.data_dir / "checkpoints" / self.assignment.job_id).resolve()
         self._stop = asyncio.Event()
-        self._grace_ms = self.assignment.grace_ms
+        self._told: asyncio.Task[None] | None = None
         if entry.stopping:
             self._stop.set()
 
     def stop(self, reason: StopReason, grace_ms: int) -> None:
         """Ask it to end. The first reason counts."""
-        if not self._stop.is_set():
-            self._grace_ms = grace_ms
-            self._note(stopping=reason)
+        if not self._stop.is_set() and self.entry.exit is None:
+            self._note(stopping=reason, grace_ms=grace_ms)
             self._stop.set()
 
     def _note(self, **changes: object) -> None:
@@ -84,17 +83,31 @@ class Attempt:
 
     async def run(self) -> None:
         """To the end, from wherever the ledger says it stands."""
+        try:
+            await self._run()
+        finally:
+            if self._told:
+                self._told.cancel()
+
+    async def _run(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.entry.phase in ("accepted", "prepared"):
-            meet = await self._prepared()
-            if meet is None:
+            meet = await self._prepared() if self.entry.exit is None else None
+            if meet is None or not await self._start(meet):
                 await self._end_unstarted()
                 return
-            await self._start(meet)
         if self.entry.phase == "starting":
-            await self._fork()
             await self._watch()
         await self._finish()
+
+    def _tell(self, event: Event) -> None:
+        """Say it meanwhile, after what was told before: nothing that runs waits for the log."""
+        self._told = asyncio.create_task(self._say_after(self._told, event))
+
+    async def _say_after(self, before: asyncio.Task[None] | None, event: Event) -> None:
+        if before:
+            await before
+        await self.tools.reports.say(event, *self._key())
 
     # Before the ranks run
 
@@ -103,9 +116,11 @@ class Attempt:
         a = self.assignment
         try:
             await self._fetch()
-        except (KeyError, BadTree) as error:
+        except (KeyError, BadTree, OSError) as error:
             detail = f"the code tree {a.code} cannot be used: {error}"
             self._note(exit=self._exited(outcome="launch_rejected", detail=detail))
+            return None
+        if self._stop.is_set():
             return None
         if self.entry.phase == "accepted":
             if a.head.node == self.node:
@@ -125,9 +140,7 @@ class Attempt:
             resume_path=self.entry.resume_path, resume_step=self.entry.resume_step,
         )  # fmt: skip
         if len(a.allocations) == 1 and a.preflight == "fresh":
-            # Nobody else to wait for: start at once, and tell meanwhile.
-            telling = asyncio.create_task(self.tools.reports.say(event, *self._key()))
-            telling.add_done_callback(lambda t: None if t.cancelled() else t.result())
+            self._tell(event)  # nobody else to wait for: start at once
             assert self.entry.master_port is not None
             return Rendezvous(
                 self.tools.settings.address, self.entry.master_port, self.entry.resume_path, self.entry.resume_step
@@ -136,10 +149,9 @@ class Attempt:
         return await self._gang()
 
     async def _fetch(self) -> None:
-        cache = self.tools.settings.node_dir / "code"
-        while self.assignment.code is not None:
+        while self.assignment.code is not None and not self._stop.is_set():
             try:
-                await code_tree(self.assignment.code, self.tools.blobs, cache)
+                await self.tools.trees.get(self.assignment.code)
             except Unavailable as error:
                 log.warning("%s: %s", self.entry.name, error)
                 await asyncio.sleep(0.5)
@@ -152,7 +164,7 @@ class Attempt:
 
     async def _gang(self) -> Rendezvous | None:
         facts = self.tools.facts
-        await facts.learn(self.assignment)
+        await self._learn()
         stopped = asyncio.create_task(self._stop.wait())
         try:
             while not self._stop.is_set():
@@ -167,205 +179,150 @@ class Attempt:
         finally:
             stopped.cancel()
 
+    async def _learn(self) -> None:
+        while not self._stop.is_set():
+            try:
+                await self.tools.facts.learn(self.assignment)
+            except Unavailable as error:
+                log.warning("%s: %s", self.entry.name, error)
+                await asyncio.sleep(0.5)
+            else:
+                return
+
     async def _end_unstarted(self) -> None:
         if self.entry.exit is None:
             reason = self.entry.stopping or "lost"
             self._note(exit=self._exited(outcome=classify((), reason), asked=reason))
         assert self.entry.exit is not None
-        await self.tools.reports.say(self.entry.exit, *self._key())
+        self._tell(self.entry.exit)
         await self._say_released("no process was started")
         self._done()
 
     # While they run
 
     def _places(self) -> Places:
-        code = self.tools.settings.node_dir / "code" / self.assignment.code if self.assignment.code else self.folder
+        code = self.tools.trees.path(self.assignment.code) if self.assignment.code else self.folder
         return Places(str(self.folder), str(code), str(self.checkpoints), str(self.folder / "parameters.json"))
 
     def _processes(self, meet: Rendezvous) -> tuple[Process, ...]:
         inherited = {k: os.environ[k] for k in INHERITED if k in os.environ}
         return plan(self.assignment, self.node, meet, self._places(), inherited)
 
-    def _ranks(self) -> tuple[int, ...]:
+    def _numbers(self) -> tuple[int, ...]:
         return tuple(p.rank for p in self._processes(Rendezvous("", 0)))
 
-    async def _start(self, meet: Rendezvous) -> None:
-        """Note who is asked to fork and then fork. From the note on, a restart must ask that worker what runs."""
-        while True:
+    def _ranks(self) -> Ranks:
+        keys = {rank: key_of(self.assignment, rank) for rank in self._numbers()}
+        return Ranks(self.folder, keys, self.tools.worker, self.entry.worker or "", self.tools.devices)
+
+    async def _start(self, meet: Rendezvous) -> bool:
+        """Note who is asked to fork. From the note on, a restart must ask that worker what runs. False when stopped."""
+        while not self._stop.is_set():
             try:
-                await self.tools.worker.ready(120)
-                self._note(phase="starting", worker=await self.tools.worker.pid(), meet=meet)
+                await self.tools.worker.ready(1)
+                worker = await self.tools.worker.identity()
             except WarmWorkerGone as error:
-                log.warning("%s", error)
-            else:
-                return
-
-    async def _fork(self) -> None:
-        """Fork every rank, once however often this is called, and say so. Without our worker there is nothing to do."""
-        meet = self.entry.meet
-        assert meet is not None
-        if not await self._worker_lives():
-            return
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        (self.folder / "parameters.json").write_text(json.dumps(self.assignment.spec.parameters))
-        try:
-            for process in self._processes(meet):
-                await self._spawn(process)
-        except WarmWorkerGone:
-            return
-        a = self.assignment
-        event = AttemptStarted(
-            job_id=a.job_id, attempt=a.attempt, node=self.node, fence=a.fence, ranks=self._ranks(),
-            resume_step=meet.resume_step,
-        )  # fmt: skip
-        await self.tools.reports.say(event, *self._key())
-
-    async def _spawn(self, process: Process) -> None:
-        base = self.folder / f"rank-{process.rank}"
-        pid = await self.tools.worker.spawn(
-            key_of(self.assignment, process.rank),
-            script=Path(process.script) if process.script else None,
-            argv=process.argv or None,
-            args=process.args,
-            env=dict(process.env) | self.tools.devices.environment(process.gpus),
-            cwd=Path(self._places().code_dir),
-            stdout=base.with_suffix(".stdout"),
-            stderr=base.with_suffix(".stderr"),
-            error_file=base.with_suffix(".error"),
-            exit_file=base.with_suffix(".exit"),
-        )
-        for gpu in process.gpus:
-            self.tools.devices.opened(gpu, pid)
+                log.warning("%s: %s", self.entry.name, error)
+                continue
+            if not self._stop.is_set():
+                self._note(phase="starting", worker=worker, meet=meet)
+                return True
+        return False
 
     async def _watch(self) -> None:
         """Until every rank is gone: by itself, because a neighbour failed, or because it was told to stop."""
-        ranks = self._ranks()
-        output = self._output(ranks)
+        numbers, ranks = self._numbers(), self._ranks()
+        output = self._output(numbers)
+        await self._fork(ranks)
         pumping = asyncio.create_task(output.pump())
         try:
-            ended, alone = await self._until_gone(ranks)
+            ended, alone = await self._until_gone(ranks, len(numbers))
         finally:
             pumping.cancel()
             await asyncio.gather(pumping, return_exceptions=True)
-        exits = tuple(self._rank_exit(rank) for rank in ended)
-        asked = self.entry.stopping if len(alone) < len(ranks) else None
+        exits = ranks.exits(ended)
+        asked = self.entry.stopping if len(alone) < len(numbers) else None
         if asked and any(e.code != 0 for e in exits if e.rank in alone):
             asked = None  # it failed before it could obey
-        lost = [r for r in ranks if r not in ended]
-        if lost:
-            exit = self._exited("infra_node", detail="the node's warm worker died and took the ranks with it")
+        if len(ended) < len(numbers):
+            outcome = classify((), asked) if asked else "infra_node"
+            detail = "the node's warm worker died and took the ranks with it"
         else:
             own = tuple(e for e in exits if e.rank in alone)
-            outcome = classify(own if asked is None and own else exits, asked)
-            exit = self._exited(outcome, ranks=exits, asked=asked, before_stop=alone)
+            outcome, detail = classify(own if asked is None and own else exits, asked), ""
+        exit = self._exited(outcome, ranks=exits, asked=asked, before_stop=alone, detail=detail)
         self._note(phase="exited", exit=exit)
 
-    async def _until_gone(self, ranks: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
+    async def _fork(self, ranks: Ranks) -> None:
+        """Fork every rank and say so; nothing to do when the worker that was asked is dead."""
+        meet = self.entry.meet
+        assert meet is not None
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        (self.folder / "parameters.json").write_text(json.dumps(self.assignment.spec.parameters))
+        if await ranks.fork(self._processes(meet), Path(self._places().code_dir)):
+            a = self.assignment
+            event = AttemptStarted(
+                job_id=a.job_id, attempt=a.attempt, node=self.node, fence=a.fence, ranks=self._numbers(),
+                resume_step=meet.resume_step,
+            )  # fmt: skip
+            self._tell(event)
+
+    async def _until_gone(self, ranks: Ranks, count: int) -> tuple[list[int], tuple[int, ...]]:
         """Ranks in the order in which they ended, and those among them that nobody had told to."""
         killed_at: float | None = None
         termed_at: float | None = None
         failed_at: float | None = None
-        alone: tuple[int, ...] = ()
         checked = 0.0
         while True:
-            ended = self._ended(ranks)
+            ended = ranks.ended()
             now = time.monotonic()
-            if termed_at is None:
-                alone = tuple(ended)
-            if len(ended) == len(ranks):
-                await self._sweep(ranks)
-                return ended, alone
-            if now - checked > 1.0:
+            alone = tuple(ended) if self.entry.alone is None else self.entry.alone
+            gone = len(ended) == count
+            if not gone and now - checked > 1.0:
                 checked = now
-                if not await self._worker_lives():
-                    return self._ended(ranks), alone
-            if failed_at is None and any(self._exit_code(r) != 0 for r in ended):
+                gone = not await ranks.live()
+            if gone:
+                await ranks.sweep()
+                return ranks.ended(), alone
+            if failed_at is None and self.entry.alone is None and any(map(ranks.failed, ended)):
                 failed_at = now
             settled = failed_at is not None and now - failed_at >= self.tools.settings.settle_seconds
-            if termed_at is None and (self._stop.is_set() or settled):
+            if termed_at is None and (self._stop.is_set() or settled or self.entry.alone is not None):
                 termed_at = now
-                await self._signal(ranks, signal.SIGTERM)
-            grace = self._grace_ms / 1000 if self._stop.is_set() and failed_at is None else 0.0
-            if termed_at is not None and killed_at is None and now - termed_at >= grace:
+                self._note(alone=alone)  # a restart must not take for a failure what obeyed
+                await ranks.signal(signal.SIGTERM)
+            if termed_at is not None and killed_at is None and now - termed_at >= self._grace_s(failed_at is None):
                 killed_at = now
-                await self._signal(ranks, signal.SIGKILL)
+                await ranks.signal(signal.SIGKILL)
             await asyncio.sleep(POLL_S)
 
-    def _ended(self, ranks: Sequence[int]) -> list[int]:
-        times = {}
-        for rank in ranks:
-            path = self.folder / f"rank-{rank}.exit"
-            if path.exists():
-                times[rank] = path.stat().st_mtime_ns
-        return sorted(times, key=lambda r: (times[r], r))
-
-    def _exit_code(self, rank: int) -> int | None:
-        code: int | None = json.loads((self.folder / f"rank-{rank}.exit").read_text())["code"]
-        return code
-
-    async def _worker_lives(self) -> bool:
-        """Whether the worker that forked our ranks still runs; a new one knows nothing of them."""
-        try:
-            return await self.tools.worker.pid() == self.entry.worker
-        except WarmWorkerGone:
-            return False
-
-    async def _signal(self, ranks: Sequence[int], number: int) -> None:
-        for rank in ranks:
-            try:
-                await self.tools.worker.kill(key_of(self.assignment, rank), number)
-            except WarmWorkerGone:
-                return
-
-    async def _sweep(self, ranks: Sequence[int]) -> None:
-        """Kill whatever the ranks left running, and wait until it is gone."""
-        for rank in ranks:
-            key = key_of(self.assignment, rank)
-            try:
-                while (await self.tools.worker.poll(key)).group:
-                    await self.tools.worker.kill(key, signal.SIGKILL)
-                    await asyncio.sleep(POLL_S)
-            except WarmWorkerGone:
-                return
-
-    def _rank_exit(self, rank: int) -> RankExit:
-        base = self.folder / f"rank-{rank}"
-        ended = json.loads(base.with_suffix(".exit").read_text())
-        error_file, stderr = base.with_suffix(".error"), base.with_suffix(".stderr")
-        told = json.loads(error_file.read_text()) if error_file.exists() else {}
-        return RankExit(
-            rank=rank,
-            code=ended["code"],
-            signal=ended["signal"],
-            error_type=told.get("type"),
-            error="\n".join(told["traceback"]) if told else None,
-            stderr_tail=tuple(tail_of(stderr)),
-        )
+    def _grace_s(self, whole: bool) -> float:
+        """How long ranks may take to end. Those of a gang that is no longer whole have nothing left to save."""
+        if not whole or not self._stop.is_set():
+            return 0.0
+        grace_ms = self.assignment.grace_ms if self.entry.grace_ms is None else self.entry.grace_ms
+        return grace_ms / 1000
 
     # After they have gone
 
-    def _output(self, ranks: Sequence[int]) -> Output:
+    def _output(self, ranks: tuple[int, ...]) -> Output:
         return Output(self.assignment, self.node, self.folder, self.checkpoints, ranks, self.tools.reports)
 
     async def _finish(self) -> None:
         assert self.entry.exit is not None
         if self.entry.phase == "exited":
-            await self.tools.reports.say(self.entry.exit, *self._key())
+            self._tell(self.entry.exit)
             proof = await self._proof()
             await self._say_released(proof)
             self._note(phase="released")
-        output = self._output(self._ranks())
+        output = self._output(self._numbers())
         await output.finish()
         a = self.assignment
         streams = await output.seal(self.tools.blobs)
         event = LogsSealed(job_id=a.job_id, attempt=a.attempt, node=self.node, fence=a.fence, streams=streams)
         await self.tools.reports.say(event, *self._key())
         self._done()
-        for rank in self._ranks():
-            try:
-                await self.tools.worker.forget(key_of(a, rank))
-            except WarmWorkerGone:
-                return
+        await self._ranks().forget()
 
     async def _proof(self) -> str:
         """Wait until no process of ours holds the GPUs, and say how we know."""
@@ -379,8 +336,9 @@ class Attempt:
 
     async def _say_released(self, proof: str) -> None:
         a = self.assignment
-        event = AttemptReleased(job_id=a.job_id, attempt=a.attempt, node=self.node, fence=a.fence, proof=proof)
-        await self.tools.reports.say(event, *self._key())
+        self._tell(AttemptReleased(job_id=a.job_id, attempt=a.attempt, node=self.node, fence=a.fence, proof=proof))
+        assert self._told
+        await self._told
 
     def _done(self) -> None:
         self._note(phase="done")
@@ -405,12 +363,3 @@ class Attempt:
                 "asked": asked, "ranks": ranks, "before_stop": before_stop, "detail": detail,
             }
         )  # fmt: skip
-
-
-def tail_of(path: Path, limit: int = 32 * 1024) -> list[str]:
-    """The last lines of a file."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - limit))
-        return [line[:2000] for line in file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:]]

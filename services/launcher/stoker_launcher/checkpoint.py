@@ -15,6 +15,10 @@ class Checkpoint:
     step: int
     path: Path
 
+    def written(self) -> int:
+        """When it was completed, which tells it from an earlier one of the same step. Raises FileNotFoundError."""
+        return (self.path / MARKER).stat().st_mtime_ns
+
     def size(self) -> int:
         return sum(f.stat().st_size for f in self.path.rglob("*") if f.is_file())
 

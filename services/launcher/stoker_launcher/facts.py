@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, Literal
 
 from stoker_chassis.eventlog import EventLog, Position
-from stoker_proto import Assignment, AttemptPrepared, PreflightFailed, PreflightPassed, Recorded, subjects
+from stoker_proto import Assignment, AttemptPrepared, PreflightPassed, Recorded, subjects
 
 from .plan import Rendezvous
 
@@ -15,6 +17,7 @@ class Facts:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
+        self._wanted: set[tuple[str, int]] = set()
         self._prepared: dict[tuple[str, int], dict[str, AttemptPrepared]] = {}
         self._passed: set[tuple[str, int]] = set()
         self._news = asyncio.Event()
@@ -25,23 +28,28 @@ class Facts:
             self._fold(recorded)
 
     async def learn(self, assignment: Assignment) -> None:
-        """Fold what was said of this attempt since it was placed."""
+        """Fold what was said of this attempt since it was placed, and from now on."""
+        self._wanted.add((assignment.job_id, assignment.attempt))
         async for recorded in self._log.read(assignment.fence - 1, subjects.job_events(assignment.job_id)):
             self._fold(recorded)
 
     def _fold(self, recorded: Recorded) -> None:
         event = recorded.event
-        if isinstance(event, AttemptPrepared):
-            self._prepared.setdefault((event.job_id, event.attempt), {})[event.node] = event
-        elif isinstance(event, PreflightPassed):
-            self._passed.add((event.job_id, event.attempt))
-        elif not isinstance(event, PreflightFailed):
+        if not isinstance(event, AttemptPrepared | PreflightPassed):
             return
+        key = (event.job_id, event.attempt)
+        if key not in self._wanted:
+            return
+        if isinstance(event, AttemptPrepared):
+            self._prepared.setdefault(key, {})[event.node] = event
+        else:
+            self._passed.add(key)
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    async def news(self) -> None:
-        await self._news.wait()
+    def news(self) -> Coroutine[Any, Any, Literal[True]]:
+        """What to await for news after this call, also when they come before the awaiting begins."""
+        return self._news.wait()
 
     def rendezvous(self, assignment: Assignment) -> Rendezvous | None:
         """The gang's rendezvous once every node is prepared and the preflight has passed or is fresh."""
@@ -58,5 +66,6 @@ class Facts:
 
     def forget(self, assignment: Assignment) -> None:
         key = (assignment.job_id, assignment.attempt)
+        self._wanted.discard(key)
         self._prepared.pop(key, None)
         self._passed.discard(key)

@@ -2,7 +2,8 @@
 
 accepted   seen in the desired state
 prepared   code is there, the rendezvous is settled
-starting   its ranks may run from here on; `worker` is the warm worker that was asked
+starting   its ranks may run from here on; `worker` is the warm worker that was asked. Once ranks are told to end,
+           `alone` holds those that had ended by themselves before
 exited     all its processes are gone; the report is in `exit`
 released   the GPUs are proven free
 done       logs are sealed; nothing is left to do
@@ -29,9 +30,11 @@ class Entry(Frozen):
     master_port: int | None = None
     resume_path: str | None = None
     resume_step: int | None = None
-    worker: int | None = None
+    worker: str | None = None
     meet: Rendezvous | None = None
     stopping: StopReason | None = None
+    grace_ms: int | None = None
+    alone: tuple[int, ...] | None = None
     exit: AttemptExited | None = None
 
     @property

@@ -16,7 +16,7 @@ import psutil
 from stoker_chassis.device import Devices
 from stoker_chassis.eventlog import Unavailable
 from stoker_chassis.stores import Bus
-from stoker_chassis.warm import WarmWorker, WarmWorkerGone
+from stoker_chassis.warm import WarmWorker, WarmWorkerGone, WarmWorkerSilent
 from stoker_proto import NodeAssignments, NodeJoined
 
 from .attempt import Attempt, Tools
@@ -24,6 +24,7 @@ from .facts import Facts
 from .ledger import Entry, Ledger
 from .reports import Reports
 from .settings import LauncherSettings
+from .workspace import CodeTrees
 
 WORKER_CHECK_S = 0.5
 CONTACT_S = 5.0
@@ -39,7 +40,7 @@ class Node:
         self._devices = devices
         self._reports = Reports(bus, settings.node)
         self._worker = WarmWorker(settings.warm_socket)
-        self._running: dict[int, tuple[Attempt, asyncio.Task[None]]] = {}
+        self._running: dict[str, Attempt] = {}
         self._tools = Tools(
             settings=settings,
             blobs=bus.blobs,
@@ -48,6 +49,7 @@ class Node:
             ledger=Ledger(settings.node_dir / "ledger"),
             devices=devices,
             worker=self._worker,
+            trees=CodeTrees(bus.blobs, settings.node_dir / "code"),
         )
         self._seen_seq = 0
 
@@ -88,10 +90,9 @@ class Node:
         self._begin(Attempt(entry, self._tools), tasks)
 
     def _begin(self, attempt: Attempt, tasks: asyncio.TaskGroup) -> None:
-        fence = attempt.assignment.fence
-        task = tasks.create_task(attempt.run())
-        self._running[fence] = (attempt, task)
-        task.add_done_callback(lambda _: self._running.pop(fence, None))
+        name = attempt.entry.name
+        self._running[name] = attempt
+        tasks.create_task(attempt.run()).add_done_callback(lambda _: self._running.pop(name, None))
 
     def _reconcile(self, wanted: NodeAssignments, tasks: asyncio.TaskGroup) -> None:
         """Start what is new, stop what is to stop, and end what the log no longer knows. Old news is no news."""
@@ -100,27 +101,29 @@ class Node:
         self._seen_seq = wanted.seq
         named = set()
         for assignment in wanted.attempts:
-            named.add(assignment.fence)
+            entry = Entry(assignment=assignment)
+            named.add(entry.name)
             if assignment.here(self._settings.node).boot_epoch != self._settings.boot_epoch:
                 continue
-            if assignment.fence not in self._running:
-                entry = Entry(assignment=assignment)
+            if entry.name not in self._running:
                 if self._tools.ledger.finished(entry):
                     continue
                 self._tools.ledger.write(entry)
                 self._begin(Attempt(entry, self._tools), tasks)
             if assignment.want == "stop":
-                attempt, _ = self._running[assignment.fence]
-                attempt.stop(assignment.stop_reason or "lost", assignment.grace_ms)
-        for fence, (attempt, _) in list(self._running.items()):
-            if fence not in named and fence <= wanted.seq:
+                self._running[entry.name].stop(assignment.stop_reason or "lost", assignment.grace_ms)
+        for name, attempt in self._running.items():
+            if name not in named and attempt.assignment.fence <= wanted.seq:
                 attempt.stop("lost", 0)
 
     async def _keep_worker(self) -> None:
         while True:
             await asyncio.sleep(WORKER_CHECK_S)
             try:
-                await self._worker.pid()
+                await self._worker.identity()
+            except WarmWorkerSilent as error:
+                log.warning("%s; ending it", error)
+                self._worker.end()
             except WarmWorkerGone:
                 log.warning("the warm worker is gone; starting another")
                 await self._start_worker()
@@ -128,7 +131,7 @@ class Node:
     async def _start_worker(self) -> None:
         """Start a warm worker unless one answers. It has a session of its own, so it outlives this launcher."""
         try:
-            await self._worker.pid()
+            await self._worker.identity()
         except WarmWorkerGone:
             pass
         else:
@@ -143,7 +146,8 @@ class Node:
             try:
                 await self._worker.ready(0.5)
             except WarmWorkerGone:
-                if process.poll() is not None:
+                # It ends with 0 when another one, which is not ready yet, already has the place.
+                if process.poll() not in (None, 0):
                     ended = f"the warm worker ended with {process.returncode}: see {s.node_dir}/warm.log"
                     raise RuntimeError(ended) from None
             else:
@@ -171,6 +175,6 @@ class Node:
                 last = time.monotonic()
             except Unavailable:
                 if time.monotonic() - last > self._settings.self_fence_seconds:
-                    for attempt, _ in list(self._running.values()):
+                    for attempt in self._running.values():
                         attempt.stop("lost", 0)
             await asyncio.sleep(CONTACT_S)

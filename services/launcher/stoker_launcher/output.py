@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,12 +32,13 @@ class Output:
         self._node = node
         self._folder = folder
         self._checkpoints = checkpoints
+        self._known = folder / "checkpoints.known"
         self._reports = reports
         self._head = assignment.head.node == node
         self._step: int | None = None
         self._told_at = 0.0
         self._told_step: int | None = None
-        self._saved = {c.step for c in complete(checkpoints)} if self._head else set()
+        self._saved = self._noted_checkpoints() if self._head else {}
         self._files: dict[str, Path] = {}
         self._tails: list[Tail] = []
         for rank in ranks:
@@ -97,18 +100,36 @@ class Output:
         if not self._head:
             return
         for found in complete(self._checkpoints):
-            if found.step in self._saved:
-                continue
             try:
+                written = found.written()
+                if self._saved.get(found.step) == written:
+                    continue
                 size = found.size()
             except FileNotFoundError:
                 continue  # the job has already replaced it by a newer one
-            self._saved.add(found.step)
             a = self._assignment
             event = CheckpointSaved(
                 job_id=a.job_id, attempt=a.attempt, step=found.step, path=str(found.path), bytes=size
             )
             await self._reports.say(event, a.job_id, a.attempt, found.step)
+            self._saved[found.step] = written
+            self._note_checkpoints()
+
+    def _noted_checkpoints(self) -> dict[int, int]:
+        """Checkpoints that were there before the attempt, or were told of in an earlier life of this launcher."""
+        if self._known.exists():
+            return {int(step): written for step, written in json.loads(self._known.read_text()).items()}
+        self._saved = {}
+        for found in complete(self._checkpoints):
+            with contextlib.suppress(FileNotFoundError):
+                self._saved[found.step] = found.written()
+        self._note_checkpoints()
+        return self._saved
+
+    def _note_checkpoints(self) -> None:
+        part = self._known.with_suffix(".part")
+        part.write_text(json.dumps(self._saved))
+        part.replace(self._known)
 
     async def finish(self) -> None:
         """Ship what is left once all processes are gone."""
@@ -141,9 +162,12 @@ class Output:
 def parse_point(line: str) -> Point | None:
     """A metric line; what is not one is skipped, and stays in the sealed file."""
     try:
-        return Point.model_validate(json.loads(line))
-    except ValueError:
+        point = Point.model_validate(json.loads(line))
+    except (ValueError, RecursionError):
         return None
+    if isinstance(point.value, float) and not math.isfinite(point.value):
+        return point.model_copy(update={"value": str(point.value)})
+    return point
 
 
 def count_lines(path: Path) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import gzip
 import shutil
 import tarfile
+import zlib
 from pathlib import Path
 
 from stoker_chassis.stores import BlobStore
@@ -15,25 +16,38 @@ class BadTree(Exception):
     """The archive holds something that a code tree may not hold; the message names it."""
 
 
-async def code_tree(digest: str, blobs: BlobStore, cache: Path) -> Path:
-    """The unpacked tree. Raises KeyError when there is no such blob, BadTree, or the store's Unavailable."""
-    tree = cache / digest
-    if tree.exists():
+class CodeTrees:
+    """The trees on this node, each in a folder named by its digest. Attempts that want the same one share the work."""
+
+    def __init__(self, blobs: BlobStore, cache: Path) -> None:
+        self._blobs = blobs
+        self._cache = cache
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def path(self, digest: str) -> Path:
+        return self._cache / digest
+
+    async def get(self, digest: str) -> Path:
+        """The unpacked tree. Raises KeyError when there is no such blob, BadTree, OSError, or Unavailable."""
+        tree = self.path(digest)
+        if tree.exists():
+            return tree
+        async with self._locks.setdefault(digest, asyncio.Lock()):
+            if not tree.exists():
+                archive = self._cache / f"{digest}.tar.gz"
+                await self._blobs.get(digest, archive)
+                try:
+                    await asyncio.to_thread(unpack, archive, tree)
+                finally:
+                    archive.unlink(missing_ok=True)
         return tree
-    cache.mkdir(parents=True, exist_ok=True)
-    archive = cache / f"{digest}.tar.gz"
-    await blobs.get(digest, archive)
-    try:
-        await asyncio.to_thread(unpack, archive, tree)
-    finally:
-        archive.unlink(missing_ok=True)
-    return tree
 
 
 def unpack(archive: Path, tree: Path) -> None:
     """Unpack into a folder beside and move it there whole. Nothing may point outside the tree."""
-    part = tree.with_name(f".{tree.name}.part-{os.getpid()}")
-    shutil.rmtree(part, ignore_errors=True)
+    part = tree.with_name(f".{tree.name}.part")
+    if part.exists():
+        _remove(part)  # of a launcher that died at it
     part.mkdir(parents=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -41,12 +55,8 @@ def unpack(archive: Path, tree: Path) -> None:
         for path in sorted(part.rglob("*"), reverse=True):
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode & ~0o222)
-        try:
-            part.rename(tree)
-        except OSError:
-            if not tree.exists():
-                raise
-    except tarfile.TarError as error:
+        part.rename(tree)
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, KeyError, ValueError) as error:
         raise BadTree(str(error)) from error
     finally:
         if part.exists():
