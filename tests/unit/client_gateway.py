@@ -100,11 +100,12 @@ def in_memory(folder: Path) -> OpenBus:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the scripted server says next; a `status` of 0 hangs up without a word."""
+    """What the scripted server says next; a `status` of 0 hangs up without a word, `cut` hangs up before the end."""
 
     status: int = 200
     body: str = "{}"
     type: str = "application/json"
+    cut: bool = False
 
 
 @dataclass
@@ -131,10 +132,10 @@ def scripted(*answers: Answer) -> Iterator[Script]:
             body = now.body.encode()
             self.send_response(now.status)
             self.send_header("Content-Type", now.type)
-            if now.type != "text/event-stream":
-                self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body) + now.cut))
             self.end_headers()
             self.wfile.write(body)
+            self.close_connection = now.cut
 
         do_GET = do_POST = do_PUT = answer
 

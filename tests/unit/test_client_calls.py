@@ -30,12 +30,12 @@ def client(script: Script, seconds: float = 5.0) -> Client:
     return Client(script.url, "t", retry_seconds=seconds)
 
 
-def sse(*messages: tuple[str, str, Any]) -> Answer:
+def sse(*messages: tuple[str, str, Any], cut: bool = False) -> Answer:
     text = "".join(
         f": heartbeat\r\n\r\nid: {id}\r\nevent: {name}\r\ndata: {json.dumps(data)}\r\n\r\n"
         for id, name, data in messages
     )
-    return Answer(200, text, "text/event-stream")
+    return Answer(200, text, "text/event-stream", cut)
 
 
 def test_a_submission_is_retried_through_outages_with_one_and_the_same_key() -> None:
@@ -126,7 +126,7 @@ def test_wait_gives_the_job_as_it_is_when_the_time_is_over() -> None:
 
 
 def test_followed_events_go_on_after_the_last_seen_one_when_the_connection_breaks() -> None:
-    first = sse(("3", "stoker.job.submitted.v1", {"seq": 3}), ("5", "stoker.attempt.placed.v1", {"seq": 5}))
+    first = sse(("3", "stoker.job.submitted.v1", {"seq": 3}), ("5", "stoker.attempt.placed.v1", {"seq": 5}), cut=True)
     second = sse(("9", "stoker.job.finished.v1", {"seq": 9}), ("10", "stoker.run.mirrored.v1", {"seq": 10}))
     with scripted(first, AWAY, HUNG_UP, second) as script:
         assert [e["seq"] for e in client(script).events("j", follow=True, after=2)] == [3, 5, 9]
@@ -134,7 +134,7 @@ def test_followed_events_go_on_after_the_last_seen_one_when_the_connection_break
 
 
 def test_a_stream_that_cannot_come_back_is_a_problem_after_the_patience_is_over() -> None:
-    with scripted(sse(("3", "x", {"seq": 3})), AWAY) as script:
+    with scripted(sse(("3", "x", {"seq": 3}), cut=True), AWAY) as script:
         rows = client(script, seconds=0.3).events(follow=True)
         assert next(rows) == {"seq": 3}
         with pytest.raises(ProblemError, match="the log is away"):
@@ -148,29 +148,41 @@ def test_a_refused_stream_is_a_problem_at_once() -> None:
         assert len(script.asked) == 1
 
 
+def test_a_stream_that_a_stopping_gateway_ends_goes_on_after_it() -> None:
+    active = Answer(200, json.dumps({"state": "active"}))
+    done = sse(("9", "stoker.job.finished.v1", {"seq": 9}))
+    with scripted(sse(("3", "x", {"seq": 3})), active, done) as script:
+        assert [e["seq"] for e in client(script).events("j", follow=True)] == [3, 9]
+    assert script.asked[2][1]["Last-Event-ID"] == "3"
+
+
+def test_following_a_job_that_is_over_ends_with_what_is_left() -> None:
+    rest = Answer(200, json.dumps({"events": [{"seq": 12}], "last": 12, "more": False}))
+    with scripted(sse(), Answer(200, json.dumps({"state": "failed"})), rest) as script:
+        assert [e["seq"] for e in client(script).events("j", follow=True, after=9)] == [12]
+
+
+def test_events_are_read_page_by_page() -> None:
+    pages = [{"events": [{"seq": 1}, {"seq": 2}], "last": 2, "more": True}, {"events": [], "last": 2, "more": False}]
+    with scripted(*(Answer(200, json.dumps(p)) for p in pages)) as script:
+        assert [e["seq"] for e in client(script).events()] == [1, 2]
+    assert [what for what, _ in script.asked] == ["GET /v1/events?after=0", "GET /v1/events?after=2"]
+
+
 def test_followed_logs_end_with_the_last_line_and_repeat_none_after_a_break() -> None:
-    one, two = {"cursor": "7.0", "line": "a"}, {"cursor": "7.1", "line": "b"}
-    with scripted(sse(("7.0", "line", one)), sse(("7.1", "line", two), ("", "end", {}))) as script:
-        assert list(client(script).logs("j", follow=True)) == [one, two]
-    assert [headers.get("Last-Event-ID") for _, headers in script.asked] == [None, "7.0"]
+    one, two, three = ({"cursor": f"7.{n}", "line": str(n)} for n in range(3))
+    broken, ended = sse(("7.0", "line", one), cut=True), sse(("7.1", "line", two))
+    with scripted(broken, ended, sse(("7.2", "line", three), ("", "end", {}))) as script:
+        assert list(client(script).logs("j", follow=True)) == [one, two, three]
+    assert [headers.get("Last-Event-ID") for _, headers in script.asked] == [None, "7.0", "7.1"]
 
 
-def test_a_tail_is_followed_from_its_end() -> None:
-    lines = [{"cursor": f"4.{n}", "line": str(n)} for n in range(2)]
-    more = {"cursor": "5.0", "line": "2"}
-    ndjson = Answer(200, "".join(json.dumps(line) + "\n" for line in lines), "application/x-ndjson")
-    with scripted(ndjson, sse(("5.0", "line", more), ("", "end", {}))) as script:
-        assert list(client(script).logs("j", follow=True, tail=2, rank=1)) == [*lines, more]
-    assert script.asked[0][0] == "GET /v1/jobs/j/logs?rank=1&tail=2"
+def test_a_followed_tail_is_asked_for_once_and_after_a_break_nothing_is_left_out() -> None:
+    old, new = {"cursor": "4.0", "line": "old"}, {"cursor": "5.0", "line": "new"}
+    with scripted(sse(("4.0", "line", old), cut=True), sse(("5.0", "line", new), ("", "end", {}))) as script:
+        assert list(client(script).logs("j", follow=True, tail=1, rank=1)) == [old, new]
+    assert script.asked[0][0] == "GET /v1/jobs/j/logs?rank=1&tail=1&follow=1"
     assert script.asked[1][0] == "GET /v1/jobs/j/logs?rank=1&follow=1"
-    assert script.asked[1][1]["Last-Event-ID"] == "4.1"
-
-
-def test_a_tail_of_nothing_gives_only_what_comes() -> None:
-    ndjson = Answer(200, json.dumps({"cursor": "4.0", "line": "old"}) + "\n", "application/x-ndjson")
-    new = {"cursor": "5.0", "line": "new"}
-    with scripted(ndjson, sse(("5.0", "line", new), ("", "end", {}))) as script:
-        assert list(client(script).logs("j", follow=True, tail=0)) == [new]
 
 
 def test_a_spec_may_be_named_by_a_text(tmp_path: Path) -> None:

@@ -176,39 +176,51 @@ class Client:
     def events(self, job_id: str | None = None, *, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Events of a job, or of everything, after a sequence. With `follow` until the job is over, or for ever."""
         path = f"/v1/jobs/{job_id}/events" if job_id else "/v1/events"
-        if not follow:
-            yield from self._get(path, after=after)["events"]
-            return
-        for name, data in self._sse(path, {}, str(after)):
-            event = json.loads(data)
-            yield event
-            if name == "stoker.job.finished.v1" and job_id:
-                return
+        while follow:
+            for name, data in self._sse(path, {}, str(after)):
+                event = json.loads(data)
+                after = event["seq"]
+                yield event
+                if name == "stoker.job.finished.v1" and job_id:
+                    return
+            # The stream ended in order: the gateway stops, or nothing can follow.
+            if job_id and self.get(job_id)["state"] not in ("queued", "active"):
+                break
+            time.sleep(RECONNECT_S)
+        more = True
+        while more:
+            page = self._get(path, after=after)
+            yield from page["events"]
+            after, more = page["last"], page.get("more", False)
 
     def logs(
         self, job_id: str, *, follow: bool = False, rank: int | None = None, tail: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """Log lines {cursor, attempt, node, rank, stream, number, line}. With `follow` until the job's last line."""
-        path, params = f"/v1/jobs/{job_id}/logs", {} if rank is None else {"rank": rank}
+        path = f"/v1/jobs/{job_id}/logs"
+        params = {k: v for k, v in {"rank": rank, "tail": tail}.items() if v is not None}
+        if not follow:
+            response = self._call("GET", path, params=params)
+            yield from (json.loads(line) for line in response.text.splitlines())
+            return
         last: str | None = None
-        if not follow or tail is not None:
-            # The cursor of the last line is needed to go on from there, even when no line is to be given.
-            asked = params if tail is None else params | {"tail": max(1, tail)}
-            lines = [json.loads(line) for line in self._call("GET", path, params=asked).text.splitlines()]
-            yield from lines if tail is None else lines[max(0, len(lines) - tail) :]
-            if not follow or (lines and lines[-1]["cursor"] is None):
-                return
-            last = lines[-1]["cursor"] if lines else None
-        for name, data in self._sse(path, params | {"follow": 1}, last):
-            if name == "end":
-                return
-            yield json.loads(data)
+        while True:
+            for name, data in self._sse(path, params | {"follow": 1}, last):
+                if name == "end":
+                    return
+                line = json.loads(data)
+                last = line["cursor"] or last
+                yield line
+            time.sleep(RECONNECT_S)
 
     def _sse(self, path: str, params: dict[str, Any], last: str | None) -> Iterator[tuple[str, str]]:
-        """Server-sent events as (event, data), over any number of lost connections, each told what was seen."""
+        """Server-sent events as (event, data) until the server ends the stream, over any number of lost connections."""
         lost_at = time.monotonic()
         while True:
-            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
+            headers = {"Accept": "text/event-stream"}
+            if last:
+                headers["Last-Event-ID"] = last
+                params = {k: v for k, v in params.items() if k != "tail"}  # what was missed is more than a tail
             timeout = httpx.Timeout(10, read=45)
             try:
                 with self._http.stream("GET", path, params=params, headers=headers, timeout=timeout) as response:
@@ -217,12 +229,11 @@ class Client:
                             for id, name, data in parse_sse(response.iter_lines()):
                                 last = id or last
                                 yield name, data
+                            return
                         finally:
                             lost_at = time.monotonic()
-                        failed = problem("log_unavailable", f"The gateway at {self.url} ended the stream")
-                    else:
-                        response.read()
-                        failed = problem_of(response)
+                    response.read()
+                    failed = problem_of(response)
             except httpx.TransportError as error:
                 failed = _unreachable(self.url, error)
             if not failed.retryable or time.monotonic() - lost_at > self._retry_s:
