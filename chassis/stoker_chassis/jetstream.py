@@ -25,6 +25,7 @@ from .telemetry import with_trace
 
 APPEND_S = 10.0
 TRY_S = 1.0
+RESOLVE_S = 3.0
 WRONG_LAST_SEQUENCE = 10071
 WRONG_LAST_SEQUENCE_BUSY = 10164
 REFUSED = {10054: "it is larger than the log takes", 10077: "the log is full"}
@@ -72,15 +73,20 @@ class JetStreamLog:
     async def _landed(self, envelope: Envelope, expect: Expect) -> Appended | None:
         """After a refused guard: did an earlier try of ours land? One replica checks the guard before the id.
 
-        Raises Conflict when somebody else wrote; None when that could not be found out yet.
+        Ours need not be the last one: somebody may have written after it. Raises Conflict when it did not land; None
+        when that could not be found out yet.
         """
         try:
             latest = await self.last(expect.subject)
             own = latest if expect.subject == envelope.subject else await self.last(envelope.subject)
-        except Unavailable:
+            if own and own.envelope.id == envelope.id:
+                return Appended(own.seq, duplicate=True)
+            async with asyncio.timeout(RESOLVE_S):
+                async for recorded in self.read(expect.seq, envelope.subject):
+                    if recorded.envelope.id == envelope.id:
+                        return Appended(recorded.seq, duplicate=True)
+        except (Unavailable, TimeoutError):
             return None
-        if own and own.envelope.id == envelope.id:
-            return Appended(own.seq, duplicate=True)
         raise Conflict(expect, latest.seq if latest else 0)
 
     async def end(self) -> int:
@@ -100,32 +106,39 @@ class JetStreamLog:
         return decode(msg.data or b"", seq=int(msg.seq or 0), at_ms=at_ms)
 
     async def read(self, after: int = 0, subject: str = ">") -> AsyncIterator[Recorded]:
-        async for m in follow_stream(self._nc, subjects.EVENTS, after, subject, wait=False):
-            yield decode(m.payload, seq=m.seq, at_ms=m.at_ms)
+        try:
+            async for m in follow_stream(self._nc, subjects.EVENTS, after, subject, wait=False):
+                yield decode(m.payload, seq=m.seq, at_ms=m.at_ms)
+        except StreamGone as error:
+            if error.end is None:
+                raise Unavailable(str(error)) from error
 
     async def follow(self, position: Position = START) -> AsyncIterator[Recorded]:
-        await self._check(position)
-        last, at_ms = position.seq, 0
+        last, event_id, at_ms = position.seq, position.event_id, 0
+
+        async def verify(seq: int) -> None:
+            """A log that lost its tail reuses sequences; the id at the checkpoint tells if it is still the same one."""
+            if seq and event_id:
+                await self._check(seq, event_id)
+
         try:
-            async for m in follow_stream(self._nc, subjects.EVENTS, position.seq, ">"):
+            async for m in follow_stream(self._nc, subjects.EVENTS, last, ">", verify=verify):
                 if m.seq != last + 1:
                     raise Diverged(f"events {last + 1} to {m.seq - 1} are missing from the log")
-                last, at_ms = m.seq, max(at_ms, m.at_ms)
-                yield decode(m.payload, seq=m.seq, at_ms=at_ms)
+                recorded = decode(m.payload, seq=m.seq, at_ms=max(at_ms, m.at_ms))
+                last, event_id, at_ms = m.seq, recorded.envelope.id, recorded.at_ms
+                yield recorded
         except StreamGone as error:
             raise Diverged(str(error)) from error
 
-    async def _check(self, position: Position) -> None:
-        """A log that lost its tail reuses sequences; the id at the checkpoint tells if this is still the same one."""
-        if position.seq == 0 or not position.event_id:
-            return
+    async def _check(self, seq: int, event_id: str) -> None:
         try:
-            msg = await self._js.get_msg(subjects.EVENTS, position.seq)
+            msg = await self._js.get_msg(subjects.EVENTS, seq)
         except NotFoundError as error:
-            raise Diverged(f"the log does not reach {position.seq}") from error
-        found = decode(msg.data or b"", seq=position.seq, at_ms=0).envelope.id
-        if found != position.event_id:
-            raise Diverged(f"event {position.seq} is {found}, not {position.event_id}")
+            raise Diverged(f"event {seq} is missing from the log") from error
+        found = decode(msg.data or b"", seq=seq, at_ms=0).envelope.id
+        if found != event_id:
+            raise Diverged(f"event {seq} is {found}, not {event_id}")
 
 
 async def bus_on(nc: Client, replicas: int = 1) -> Bus:

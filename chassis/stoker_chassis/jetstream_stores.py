@@ -17,8 +17,9 @@ from nats.js.object_store import ObjectStore
 
 from stoker_proto import subjects
 
+from .clock import new_id
 from .eventlog import Unavailable
-from .reader import follow_stream
+from .reader import StreamGone, follow_stream
 from .stores import MAX_BLOB, BlobTooLarge, Sample
 
 PUBLISH_S = 10.0
@@ -65,7 +66,7 @@ class JetStreamBlobs:
 
     async def get(self, digest: str, into: Path) -> None:
         into.parent.mkdir(parents=True, exist_ok=True)
-        part = into.with_name(f".{into.name}.part")
+        part = into.with_name(f".{into.name}.{new_id()}.part")  # two readers of one blob must not share it
         try:
             async with asyncio.timeout(GET_S):
                 with part.open("wb") as file:
@@ -113,8 +114,13 @@ class JetStreamBoard:
         return sorted(subject.removeprefix(self._prefix) for subject in info.state.subjects or {})
 
     async def watch(self, key: str) -> AsyncIterator[bytes]:
-        async for m in follow_stream(self._nc, self._stream, 0, self._prefix + key):
-            yield m.payload
+        while True:
+            try:
+                async for m in follow_stream(self._nc, self._stream, 0, self._prefix + key):
+                    yield m.payload
+            except StreamGone as gone:
+                if gone.end is None:
+                    raise Unavailable(str(gone)) from gone
 
 
 class JetStreamLease:
@@ -179,5 +185,14 @@ class JetStreamTelemetry:
                 return
 
     async def follow(self, subject: str, after: int = 0, wait: bool = True) -> AsyncIterator[Sample]:
-        async for m in follow_stream(self._nc, subjects.TELEMETRY, after, subject, wait=wait):
-            yield Sample(m.seq, m.subject, m.payload)
+        while True:
+            try:
+                async for m in follow_stream(self._nc, subjects.TELEMETRY, after, subject, wait=wait):
+                    after = m.seq
+                    yield Sample(m.seq, m.subject, m.payload)
+            except StreamGone as gone:
+                if gone.end is None:
+                    raise Unavailable(str(gone)) from gone
+                after = gone.end  # a crash took its last moments; go on with what comes now
+            else:
+                return

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from stoker_proto import Envelope, Recorded, decode, encode
 
+from .clock import new_id
 from .eventlog import START, Appended, Conflict, Diverged, Expect, Position
 from .stores import MAX_BLOB, BlobTooLarge, Bus, Sample
 
@@ -111,7 +112,9 @@ class MemoryBlobs:
         if not await self.has(digest):
             raise KeyError(digest)
         into.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(self._folder / digest, into)
+        part = into.with_name(f".{into.name}.{new_id()}.part")
+        shutil.copyfile(self._folder / digest, part)
+        part.replace(into)
 
 
 class MemoryBoard:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from nats.aio.client import Client
@@ -46,7 +46,11 @@ class _Lost(Exception):
 
 
 class StreamGone(Exception):
-    """The stream is missing, or shorter than what was read from it before."""
+    """The stream is missing (`end` is None), or it lost its tail: it ends at `end`, before what was read from it."""
+
+    def __init__(self, message: str, end: int | None = None) -> None:
+        super().__init__(message)
+        self.end = end
 
 
 class _Consumer:
@@ -56,6 +60,8 @@ class _Consumer:
         self._nc = nc
         self._sub = sub
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
+        self._delete = f"$JS.API.CONSUMER.DELETE.{stream}.{name}"
+        self._connection = nc.stats["reconnects"]  # requests do not outlive the connection they were sent on
         self._delivered = 0
         self.asked = 0
         self._request = json.dumps(
@@ -67,17 +73,25 @@ class _Consumer:
             self.asked += BATCH
             await self._nc.publish(self._next, self._request, reply=self._sub.subject)
 
+    async def close(self) -> None:
+        """Nobody waits for an answer: a consumer that is not deleted now is forgotten by the server in 30 s."""
+        with contextlib.suppress(NatsError, OSError):
+            await self._sub.unsubscribe()
+            await self._nc.publish(self._delete, reply=self._sub.subject)
+
     async def message(self) -> Msg:
-        """The next message or status; _Lost when even heartbeats have stopped."""
+        """The next message or status; _Lost when even heartbeats have stopped, or the server has forgotten us."""
         queue = self._sub._pending_queue
         with contextlib.suppress(asyncio.QueueEmpty):
             msg: Msg = queue.get_nowait()
             return msg
-        try:
-            waited: Msg = await asyncio.wait_for(queue.get(), HEARTBEAT_S * 2.5)
-        except TimeoutError:
-            raise _Lost("no heartbeat") from None
-        return waited
+        for _ in range(10):
+            with contextlib.suppress(TimeoutError):
+                waited: Msg = await asyncio.wait_for(queue.get(), HEARTBEAT_S / 4)
+                return waited
+            if self._nc.stats["reconnects"] != self._connection:
+                raise _Lost("reconnected")
+        raise _Lost("no heartbeat")
 
     async def take(self) -> Delivered | None:
         """The next stored message; None for a heartbeat or an expired request."""
@@ -101,15 +115,19 @@ class _Consumer:
         return Delivered(int(tokens[5]), int(tokens[8]), int(tokens[7]) // 1_000_000, msg.subject, msg.data)
 
 
-async def _open(nc: Client, stream: str, after: int, subject: str) -> tuple[_Consumer, int]:
-    """A consumer that starts after `after`, and how many messages wait for it now."""
-    js = nc.jetstream(timeout=3)
+async def _end(nc: Client, stream: str, after: int) -> int:
+    """The last sequence of the stream, which must not lie before what was read."""
     try:
-        end = (await js.stream_info(stream)).state.last_seq
+        end: int = (await nc.jetstream(timeout=3).stream_info(stream)).state.last_seq
     except NotFoundError as error:
         raise StreamGone(f"stream {stream} does not exist") from error
     if end < after:
-        raise StreamGone(f"stream {stream} ends at {end}, but was read up to {after}")
+        raise StreamGone(f"stream {stream} ends at {end}, but was read up to {after}", end)
+    return end
+
+
+async def _open(nc: Client, stream: str, after: int, subject: str) -> tuple[_Consumer, int]:
+    """A consumer that starts after `after`, and how many messages wait for it now."""
     name = f"r{new_id()}"
     config = ConsumerConfig(
         name=name,
@@ -122,29 +140,45 @@ async def _open(nc: Client, stream: str, after: int, subject: str) -> tuple[_Con
         num_replicas=1,
         max_waiting=16,
     )
-    info = await js.add_consumer(stream, config)
+    info = await nc.jetstream(timeout=3).add_consumer(stream, config)
     sub = await nc.subscribe(nc.new_inbox(), pending_msgs_limit=0, pending_bytes_limit=0)
-    consumer = _Consumer(nc, stream, name, sub)
-    await consumer.ask()
-    return consumer, info.num_pending or 0
+    return _Consumer(nc, stream, name, sub), info.num_pending or 0
 
 
 async def follow_stream(
-    nc: Client, stream: str, after: int, subject: str, *, wait: bool = True
+    nc: Client,
+    stream: str,
+    after: int,
+    subject: str,
+    *,
+    wait: bool = True,
+    verify: Callable[[int], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Delivered]:
     """Every message of the stream after sequence `after` that matches `subject`, in order.
 
-    With `wait` for ever, else up to the present end. Raises StreamGone.
+    With `wait` for ever, else up to the end at the time of the call. `verify(last)` is asked before each (re)start if
+    this is still the stream that was read up to `last`. Raises StreamGone, and what `verify` raises.
     """
     last = after
+    until: int | None = None
     while True:
         consumer: _Consumer | None = None
         try:
+            end = await _end(nc, stream, last)
+            if verify:
+                await verify(last)
+            if not wait and until is None:
+                until = end
             consumer, waiting = await _open(nc, stream, last, subject)
+            await consumer.ask()
             while wait or waiting:
                 delivered = await consumer.take()
                 if delivered is None:
+                    if not wait:
+                        raise _Lost("quiet before the end")
                     continue
+                if until is not None and delivered.seq > until:
+                    return
                 yield delivered
                 last, waiting = delivered.seq, delivered.pending
                 if consumer.asked <= BATCH * (AHEAD - 1):
@@ -155,5 +189,4 @@ async def follow_stream(
             await asyncio.sleep(PAUSE_S)
         finally:
             if consumer is not None:
-                with contextlib.suppress(NatsError, OSError):
-                    await consumer._sub.unsubscribe()
+                await consumer.close()

@@ -27,6 +27,7 @@ from .stores import Bus
 
 LEASE_TTL_S = 3
 RENEW_S = 1.0
+RETRY_S = 1.0
 BURST = 2_000
 log = logging.getLogger(__name__)
 
@@ -119,8 +120,9 @@ async def lead(
 ) -> None:
     """Fold the log for ever and, while holding the lease of `service`, decide.
 
-    `after_fold(leading)` runs after each burst of events once the log's end was reached. `poll_s` makes the core decide
-    at least that often, for cores that look at more than the log.
+    `after_fold(leading)` runs after each burst of events once the log's end was reached; when it raises Unavailable, it
+    runs again a second later and before anything is decided. `poll_s` makes the core decide at least that often, for
+    cores that look at more than the log.
     """
     wake = asyncio.Event()
     leadership = _Leadership(bus, service, holder, wake)
@@ -160,6 +162,7 @@ class _Loop:
     barrier: int
     seq: int = 0
     leading: bool = False
+    again: bool = False  # something was unavailable in the last turn, and no news may come to wake the next one
 
     def fold(self, burst: list[Recorded]) -> None:
         for recorded in burst:
@@ -170,6 +173,8 @@ class _Loop:
 
     def timeout(self, poll_s: float | None) -> float | None:
         """Seconds to the next due time; never zero, so that a core that is wrong about it cannot spin."""
+        if self.again:
+            return RETRY_S
         if not self.leading or self.seq < self.barrier:
             return poll_s
         now_ms = self.clock.now_ms()
@@ -185,6 +190,7 @@ class _Loop:
         if self.leading and not held:
             self.leading = False
             log.warning("%s lost the lease", self.source)
+        self.again = False
         if self.seq < self.barrier:
             return
         if held and not self.leading:
@@ -192,7 +198,11 @@ class _Loop:
             if self.seq < self.barrier:
                 return
         if after_fold:
-            await after_fold(self.leading)
+            try:
+                await after_fold(self.leading)
+            except Unavailable as error:
+                self._later(error)
+                return
         if self.leading:
             self.barrier = max(self.barrier, await self._decide())
 
@@ -200,10 +210,14 @@ class _Loop:
         try:
             self.barrier = (await self.bus.log.append(self._stamped(LeaderElected(service=service, holder=holder)))).seq
         except Unavailable as error:
-            log.warning("%s: %s", self.source, error)
+            self._later(error)
         else:
             self.leading = True
             log.info("%s leads from %d", self.source, self.barrier)
+
+    def _later(self, error: Unavailable) -> None:
+        log.warning("%s: %s", self.source, error)
+        self.again = True
 
     def _stamped(self, event: Event, id: str | None = None) -> Envelope:
         return stamp(event, self.source, id=id)
@@ -218,7 +232,7 @@ class _Loop:
                 log.info("%s: %s", self.source, conflict)
                 return max(upto, conflict.actual)
             except Unavailable as error:
-                log.warning("%s: %s", self.source, error)
+                self._later(error)
                 return upto
             upto = max(upto, landed.seq)
         return upto
