@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from stoker_proto import JobSpec, ProblemError, problem
+from stoker_proto import JobSpec, Problem, ProblemError, problem
 
 from .client import Client
 from .overrides import override
@@ -104,7 +104,8 @@ def _local(module: str) -> Any:
 @app.command()
 def validate(file: SpecFile, output: Output = Format.table) -> None:
     """Name every mistake in a spec; nothing is created."""
-    checked = Client().validate(file)
+    with Client() as client:
+        checked = client.validate(file)
     show(output, checked, lambda: out.print(f"valid; spec hash {checked['spec_hash']}"))
 
 
@@ -119,15 +120,15 @@ def submit(
     output: Output = Format.table,
 ) -> None:
     """Submit a job and say its id."""
-    client = Client()
     spec: Path | dict[str, Any] = override(file, override_) if override_ else file
-    job = client.submit(spec, code_root=file.resolve().parent, idempotency_key=idempotency_key)
-    if not watch:
-        show(output, job, lambda: out.print(job["job_id"]))
-        return
-    if output is Format.table:
-        err.print(f"submitted {job['job_id']}")
-    raise typer.Exit(_watch(client, job["job_id"], output))
+    with Client() as client:
+        job = client.submit(spec, code_root=file.resolve().parent, idempotency_key=idempotency_key)
+        if not watch:
+            show(output, job, lambda: out.print(job["job_id"]))
+            return
+        if output is Format.table:
+            err.print(f"submitted {job['job_id']}")
+        raise typer.Exit(_watch(client, job["job_id"], output))
 
 
 def _watch(client: Client, job_id: str, output: Format) -> int:
@@ -160,14 +161,16 @@ def list_(
     output: Output = Format.table,
 ) -> None:
     """List jobs, newest first."""
-    page = Client().list(state=state, limit=limit, cursor=cursor)
+    with Client() as client:
+        page = client.list(state=state, limit=limit, cursor=cursor)
     show(output, page, lambda: out.print(jobs_table(page["jobs"])))
 
 
 @app.command()
 def get(job_id: JobId, output: Output = Format.table) -> None:
     """Show one job."""
-    job = Client().get(job_id)
+    with Client() as client:
+        job = client.get(job_id)
     show(output, job, lambda: print_job(out, job))
 
 
@@ -178,8 +181,8 @@ def wait(
     output: Output = Format.table,
 ) -> None:
     """Wait for a job's end; the exit code is the job's, or 8 when the time is over first."""
-    with err.status(f"waiting for {job_id}"):
-        job = Client().wait(job_id, timeout=timeout)
+    with err.status(f"waiting for {job_id}"), Client() as client:
+        job = client.wait(job_id, timeout=timeout)
     show(output, job, lambda: print_job(out, job))
     raise typer.Exit(EXIT_OF_STATE.get(job["state"], TIMED_OUT))
 
@@ -193,8 +196,9 @@ def logs(
     output: Output = Format.table,
 ) -> None:
     """Print a job's log lines, each with its rank."""
-    rows = Client().logs(job_id, follow=follow, rank=rank, tail=tail)
-    stream(output, rows, lambda r: f"[{r['node']}/{r['rank']}] {r['line']}")
+    with Client() as client:
+        rows = client.logs(job_id, follow=follow, rank=rank, tail=tail)
+        stream(output, rows, lambda r: f"[{r['node']}/{r['rank']}] {r['line']}")
 
 
 @app.command()
@@ -204,7 +208,8 @@ def cancel(
     output: Output = Format.table,
 ) -> None:
     """Ask for a job's end. It is over when `stoker get` says cancelled."""
-    job = Client().cancel(job_id, reason)
+    with Client() as client:
+        job = client.cancel(job_id, reason)
     told = "is already over" if not job["cancelling"] else "is being cancelled"
     show(output, job, lambda: out.print(f"{job_id} {told} ({job['state']})"))
 
@@ -212,14 +217,13 @@ def cancel(
 @app.command()
 def explain(job_id: JobId, output: Output = Format.table) -> None:
     """Say why a job waits, or why it failed and whose fault that was."""
-    told = Client().explain(job_id)
+    with Client() as client:
+        told = client.explain(job_id)
 
     def table() -> None:
         out.print(f"{job_id} is {styled(told['state'])}")
         print_reasons(out, told["reasons"])
         if told["problem"]:
-            from stoker_proto import Problem
-
             print_problem(out, Problem.model_validate(told["problem"]))
 
     show(output, told, table)
@@ -228,14 +232,16 @@ def explain(job_id: JobId, output: Output = Format.table) -> None:
 @app.command()
 def timeline(job_id: JobId, output: Output = Format.table) -> None:
     """Tell a job's story from the log."""
-    lines = Client().timeline(job_id)
+    with Client() as client:
+        lines = client.timeline(job_id)
     show(output, {"job_id": job_id, "timeline": lines}, lambda: out.print(timeline_table(lines)))
 
 
 @app.command()
 def nodes(output: Output = Format.table) -> None:
     """List nodes with their health and what they hold."""
-    found = Client().nodes()
+    with Client() as client:
+        found = client.nodes()
     show(output, {"nodes": found}, lambda: out.print(nodes_table(found)))
 
 
@@ -246,7 +252,8 @@ def retest(
     output: Output = Format.table,
 ) -> None:
     """Ask for a re-test of a node, after a repair; a quarantined one is released when it passes."""
-    view = Client().retest(node, reason)
+    with Client() as client:
+        view = client.retest(node, reason)
     show(output, view, lambda: out.print(f"re-test of {node} asked for (now {view['verdict']})"))
 
 
@@ -258,8 +265,9 @@ def events(
     output: Output = Format.table,
 ) -> None:
     """Print events of the log in order."""
-    rows = Client().events(job_id, after=after, follow=follow)
-    stream(output, rows, lambda r: f"{r['seq']:>7}  {clock(r['at_ms'])}  {r['type']:<44} {r['actor']}")
+    with Client() as client:
+        rows = client.events(job_id, after=after, follow=follow)
+        stream(output, rows, lambda r: f"{r['seq']:>7}  {clock(r['at_ms'])}  {r['type']:<44} {r['actor']}")
 
 
 @app.command()
