@@ -66,6 +66,7 @@ class EmbeddedNats:
         try:
             await self.start()
         except BaseException:
+            await self.stop()
             self._disown()
             raise
         self._keeper = asyncio.create_task(self._keep())
@@ -171,7 +172,7 @@ class EmbeddedNats:
             await asyncio.sleep(0.05)
             if self.process is not None and self.process.poll() is not None:
                 self.restarts += 1
-                with contextlib.suppress(ProblemError):
+                with contextlib.suppress(ProblemError, OSError):
                     await self.start()
 
     def kill9(self) -> None:
