@@ -7,6 +7,7 @@ The service's own loop runs as a task between the start of the application and i
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Awaitable, Callable
@@ -29,8 +30,14 @@ def host(service: str, settings: Settings, main: Main) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     set_up(service, settings.instance, settings.otlp_endpoint)
+    relax_collector()
     failed = asyncio.run(_hosted(service, settings, main))
     sys.exit(1 if failed else 0)
+
+
+def relax_collector() -> None:
+    """Collect garbage less often: folds keep what they make, and looking through it all again halves their speed."""
+    gc.set_threshold(50_000, 20, 100)
 
 
 async def _hosted(service: str, settings: Settings, main: Main) -> bool:

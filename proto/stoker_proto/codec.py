@@ -56,9 +56,7 @@ def decode(payload: bytes, *, seq: int, at_ms: int) -> Recorded:
     """Read one stored event; raises ValueError when the bytes are not an envelope or its data does not fit its type."""
     raw = from_json(payload)
     envelope = Envelope.model_validate(raw)
-    return Recorded.model_construct(
-        seq=seq, at_ms=at_ms, envelope=envelope, event=decode_event(envelope.type, envelope.data)
-    )
+    return Recorded(seq=seq, at_ms=at_ms, envelope=envelope, event=decode_event(envelope.type, envelope.data))
 
 
 def to_line(recorded: Recorded) -> str:

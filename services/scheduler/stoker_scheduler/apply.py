@@ -6,8 +6,6 @@ does nothing, whole gangs together, and the next pass decides anew.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from stoker_proto import (
     AttemptPlaced,
     DecisionBatch,
@@ -101,7 +99,7 @@ def _stop(state: State, action: Stop, recorded: Recorded) -> bool:
         return False
     state.change(
         action.job_id,
-        attempt=replace(attempt, stop=action.reason, stop_ms=recorded.at_ms, grace_ms=action.grace_ms),
+        attempt=attempt._replace(stop=action.reason, stop_ms=recorded.at_ms, grace_ms=action.grace_ms),
     )
     return True
 
@@ -180,9 +178,9 @@ def release_part(state: State, job_id: str, node: str, at_ms: int, *, lost: bool
     for uuid in part.allocation.gpus:
         state.owner[node].pop(uuid, None)
     gpu_ms = len(part.allocation.gpus) * max(0, at_ms - attempt.placed_ms)
-    done = replace(part, released_ms=at_ms, lost=lost)
+    done = part._replace(released_ms=at_ms, lost=lost)
     parts = tuple(done if p is part else p for p in attempt.parts)
-    state.change(job_id, attempt=replace(attempt, parts=parts), gpu_ms=job.gpu_ms + gpu_ms)
+    state.change(job_id, attempt=attempt._replace(parts=parts), gpu_ms=job.gpu_ms + gpu_ms)
     return True
 
 

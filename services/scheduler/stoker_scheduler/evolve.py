@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from stoker_proto import (
@@ -105,15 +104,15 @@ def _part(state: State, event: Any, change: Callable[[Part], Part]) -> None:
         state.ignored += 1
         return
     parts = tuple(change(p) if p.allocation.node == event.node else p for p in attempt.parts)
-    state.change(job.id, attempt=replace(attempt, parts=parts))
+    state.change(job.id, attempt=attempt._replace(parts=parts))
 
 
 def _started(state: State, event: AttemptStarted, recorded: Recorded) -> None:
-    _part(state, event, lambda p: p if p.started_ms is not None else replace(p, started_ms=recorded.at_ms))
+    _part(state, event, lambda p: p if p.started_ms is not None else p._replace(started_ms=recorded.at_ms))
 
 
 def _exited(state: State, event: AttemptExited, recorded: Recorded) -> None:
-    _part(state, event, lambda p: p if p.exited else replace(p, exited=event))
+    _part(state, event, lambda p: p if p.exited else p._replace(exited=event))
 
 
 def _released(state: State, event: AttemptReleased, recorded: Recorded) -> None:
@@ -127,13 +126,13 @@ def _released(state: State, event: AttemptReleased, recorded: Recorded) -> None:
 
 
 def _sealed(state: State, event: LogsSealed, recorded: Recorded) -> None:
-    _part(state, event, lambda p: replace(p, sealed=True))
+    _part(state, event, lambda p: p._replace(sealed=True))
 
 
 def _attributed(state: State, event: JobFailureAttributed, recorded: Recorded) -> None:
     found = _current(state, event.job_id, event.attempt)
     if found and found[1].attribution is None:
-        state.change(event.job_id, attempt=replace(found[1], attribution=event))
+        state.change(event.job_id, attempt=found[1]._replace(attribution=event))
 
 
 def _joined(state: State, event: NodeJoined, recorded: Recorded) -> None:
@@ -158,8 +157,8 @@ def _verdict(state: State, event: VerdictEvent, recorded: Recorded) -> None:
         state.ignored += 1
         return
     verdict = VERDICTS[type(event)]
-    state.nodes[event.node] = replace(
-        node, verdict=verdict, verdict_seq=recorded.seq, since_ms=recorded.at_ms, reason=event.reason
+    state.nodes[event.node] = node._replace(
+        verdict=verdict, verdict_seq=recorded.seq, since_ms=recorded.at_ms, reason=event.reason
     )
     if verdict in ("degraded", "quarantined"):
         _forget_tests(state, event.node)
@@ -183,7 +182,7 @@ def _preflight_passed(state: State, event: PreflightPassed, recorded: Recorded) 
 def _preflight_failed(state: State, event: PreflightFailed, recorded: Recorded) -> None:
     found = _current(state, event.job_id, event.attempt)
     if found and found[1].preflight_failed is None:
-        state.change(event.job_id, attempt=replace(found[1], preflight_failed=event.nodes))
+        state.change(event.job_id, attempt=found[1]._replace(preflight_failed=event.nodes))
 
 
 HANDLERS: dict[type, Callable[[State, Any, Recorded], None]] = {
