@@ -48,15 +48,17 @@ async def serve(bus: Bus, ready: Callable[[], None], settings: GatewaySettings) 
         await server.up.wait()
         ready()
 
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(project(bus.log, views, caught_up.set))
-        tasks.create_task(announce())
-        # Not serve(): the host handles the signals.
-        serving = tasks.create_task(server._serve())
-        try:
+    # Not serve(): the host handles the signals. Not in the group: it ends in its own way, after the requests it has.
+    serving = asyncio.create_task(server._serve())
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(project(bus.log, views, caught_up.set))
+            tasks.create_task(announce())
             await asyncio.shield(serving)
-        finally:
-            server.should_exit = True
+            raise RuntimeError("the HTTP server has ended by itself")
+    finally:
+        server.should_exit = True
+        await asyncio.wait({serving})
 
 
 def main() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from stoker_proto import JobSpec
 
+DIGEST = re.compile(r"[0-9a-f]{64}")  # of a blob
+JOB_ID = re.compile(r"[a-z0-9-]{1,64}")  # safe as one token of a subject
 NOT_WHAT_RUNS = {"experiment_name", "mlflow_run_name", "labels", "idempotency_token"}
 
 

@@ -1,18 +1,14 @@
-"""/v1/nodes and /v1/events: what the cluster is and what happens in it."""
+"""/v1/nodes: what the cluster is made of, and how well it is."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel
-from sse_starlette import EventSourceResponse
 
 from stoker_chassis.clock import stamp
 from stoker_proto import ProblemError, RetestRequested, problem
 
 from .given import BusOf, PrincipalOf, ViewsOf
-from .jobs import event_answer
 from .submission import SOURCE
 from .views import NodeView
 
@@ -44,12 +40,4 @@ async def retest(
     event = RetestRequested(node=node, reason=body.reason if body else "")
     landed = await bus.log.append(stamp(event, SOURCE, actor=principal))
     await views.reached(landed.seq, 2.0)
-    return view
-
-
-@router.get("/events", response_model=None)
-async def all_events(
-    request: Request, bus: BusOf, views: ViewsOf, after: int = 0
-) -> dict[str, Any] | EventSourceResponse:
-    """The log after a sequence: a list, or (Accept: text/event-stream) followed for ever."""
-    return await event_answer(request, bus, views, None, after)
+    return views.node(node) or view

@@ -6,25 +6,23 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from sqlalchemy import Engine, create_engine, delete, event, func, select
+from sqlalchemy import Engine, StaticPool, create_engine, event, func, select
 from sqlalchemy.orm import Session
 
 from stoker_chassis.eventlog import START, Position
-from stoker_proto import Recorded
+from stoker_proto import Gpu, NodeJoined, Recorded
 from stoker_proto.jobs import JobEvent
 from stoker_proto.nodes import NodeEvent, PreflightFailed, PreflightPassed, PreflightStarted
 
 from .tables import Base, CheckpointRow, JobRow, NodeRow
-from .views import JobView, NodeView, evolve_job, evolve_node, freed, held_nodes
+from .views import JobView, NodeView, evolve_job, evolve_node, freed, hold, holders
 
-SCHEMA = 1  # raise it when a view changes its shape: the model is then rebuilt from the log
+SCHEMA = 2  # raise it when a view changes its shape: the model is then rebuilt from the log
 
 
 def open_engine(path: Path | None) -> Engine:
     """SQLite in a file with a write-ahead log, or in memory."""
     if path is None:
-        from sqlalchemy.pool import StaticPool
-
         return create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     path.parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(f"sqlite:///{path}")
@@ -46,6 +44,7 @@ class Views:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._folded = asyncio.Condition()
+        self._inventory: list[tuple[Gpu, ...]] | None = None
         self.seq = 0
         Base.metadata.create_all(engine)
 
@@ -53,26 +52,30 @@ class Views:
         """Where to go on reading the log."""
         with Session(self._engine) as session:
             row = session.get(CheckpointRow, 1)
-            if row is None or row.schema != SCHEMA:
-                return START
-            self.seq = row.seq
-            return Position(row.seq, row.event_id)
+            at = Position(row.seq, row.event_id) if row and row.schema == SCHEMA else None
+        if at is None:
+            self.clear()
+            return START
+        self.seq = at.seq
+        return at
 
     def clear(self) -> None:
-        """Forget everything; the log has it all."""
-        with Session(self._engine) as session, session.begin():
-            for table in (JobRow, NodeRow, CheckpointRow):
-                session.execute(delete(table))
-        self.seq = 0
+        """Forget everything, the tables' old shape included; the log has it all."""
+        Base.metadata.drop_all(self._engine)
+        Base.metadata.create_all(self._engine)
+        self.seq, self._inventory = 0, None
 
     def fold(self, burst: Sequence[Recorded]) -> None:
         """Fold events in order, in one transaction with the checkpoint."""
         with Session(self._engine) as session, session.begin():
+            fold = _Fold(session)
             for recorded in burst:
-                _fold_one(session, recorded)
+                fold.one(recorded)
+            fold.write()
             last = burst[-1]
-            row = CheckpointRow(one=1, seq=last.seq, event_id=last.envelope.id, schema=SCHEMA)
-            session.merge(row)
+            session.merge(CheckpointRow(one=1, seq=last.seq, event_id=last.envelope.id, schema=SCHEMA))
+        if any(isinstance(r.event, NodeJoined) for r in burst):
+            self._inventory = None
 
     async def announce(self, seq: int) -> None:
         async with self._folded:
@@ -117,57 +120,67 @@ class Views:
             rows = session.scalars(select(NodeRow).order_by(NodeRow.name)).all()
             return [NodeView.model_validate_json(r.view) for r in rows]
 
+    def inventory(self) -> list[tuple[Gpu, ...]]:
+        """The GPUs of each node that ever joined: asked at each submission, so kept at hand."""
+        if self._inventory is None:
+            self._inventory = [node.gpus for node in self.nodes()]
+        return self._inventory
+
     def node(self, name: str) -> NodeView | None:
         with Session(self._engine) as session:
             row = session.get(NodeRow, name)
             return NodeView.model_validate_json(row.view) if row else None
 
 
-def _fold_one(session: Session, recorded: Recorded) -> None:
-    event = recorded.event
-    view: JobView | None = None
-    if isinstance(event, JobEvent | PreflightPassed | PreflightFailed | PreflightStarted):
-        view = _fold_job(session, event.job_id, recorded)
-    if isinstance(event, NodeEvent):
-        _fold_node(session, event.node, recorded)
-    for node, holder in held_nodes(recorded).items():
-        _hold(session, node, add=holder)
-    gone = freed(recorded)
-    if gone is not None:
-        of_attempt = (n for a in (view.attempts if view else ()) for n in a.nodes)
-        for name in {gone[0]} if gone[0] else set(of_attempt):
-            _hold(session, name, drop=gone[1])
+class _Fold:
+    """One burst: each view is read and written once, however many of the events change it."""
 
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._jobs: dict[str, tuple[JobView | None, JobView | None]] = {}  # as it was stored, as it is now
+        self._nodes: dict[str, tuple[NodeView | None, NodeView | None]] = {}
 
-def _fold_job(session: Session, job_id: str, recorded: Recorded) -> JobView | None:
-    row = session.get(JobRow, job_id)
-    before = JobView.model_validate_json(row.view) if row else None
-    after = evolve_job(before, recorded)
-    if after is not None and after is not before:
-        if row is None:
-            row = JobRow(id=job_id, submitted_seq=recorded.seq)
-            session.add(row)
-        row.state, row.experiment, row.view = after.state, after.experiment_name, after.model_dump_json()
-    return after
+    def _job(self, job_id: str) -> JobView | None:
+        if job_id not in self._jobs:
+            row = self._session.get(JobRow, job_id)
+            view = JobView.model_validate_json(row.view) if row else None
+            self._jobs[job_id] = (view, view)
+        return self._jobs[job_id][1]
 
+    def _node(self, name: str) -> NodeView | None:
+        if name not in self._nodes:
+            row = self._session.get(NodeRow, name)
+            view = NodeView.model_validate_json(row.view) if row else None
+            self._nodes[name] = (view, view)
+        return self._nodes[name][1]
 
-def _fold_node(session: Session, name: str, recorded: Recorded) -> None:
-    row = session.get(NodeRow, name)
-    before = NodeView.model_validate_json(row.view) if row else None
-    after = evolve_node(before, recorded)
-    if after is None or after is before:
-        return
-    if row is None:
-        row = NodeRow(name=name)
-        session.add(row)
-    row.view = after.model_dump_json()
+    def one(self, recorded: Recorded) -> None:
+        event = recorded.event
+        job: JobView | None = None
+        if isinstance(event, JobEvent | PreflightPassed | PreflightFailed | PreflightStarted):
+            job = evolve_job(self._job(event.job_id), recorded)
+            self._jobs[event.job_id] = (self._jobs[event.job_id][0], job)
+        if isinstance(event, NodeEvent):
+            self._set_node(event.node, evolve_node(self._node(event.node), recorded))
+        for name, holder in holders(recorded).items():
+            self._set_node(name, hold(self._node(name), add=holder))
+        gone = freed(recorded)
+        if gone is not None:
+            of_attempts = {n for a in (job.attempts if job else ()) for n in a.nodes}
+            for name in [gone[0]] if gone[0] else of_attempts:
+                self._set_node(name, hold(self._node(name), drop=gone[1]))
 
+    def _set_node(self, name: str, view: NodeView | None) -> None:
+        self._nodes[name] = (self._nodes[name][0], view)
 
-def _hold(session: Session, name: str, *, add: str | None = None, drop: str | None = None) -> None:
-    row = session.get(NodeRow, name)
-    if row is None:
-        return
-    view = NodeView.model_validate_json(row.view)
-    holds = tuple(h for h in view.holds if h != drop) + ((add,) if add else ())
-    if holds != view.holds:
-        row.view = view.model_copy(update={"holds": holds}).model_dump_json()
+    def write(self) -> None:
+        for job_id, (stored, job) in self._jobs.items():
+            if job is not None and job is not stored:
+                row = self._session.get(JobRow, job_id)
+                if row is None:
+                    row = JobRow(id=job_id, submitted_seq=job.submitted_seq)
+                    self._session.add(row)
+                row.state, row.view = job.state, job.model_dump_json()
+        for name, (known, node) in self._nodes.items():
+            if node is not None and node is not known:
+                self._session.merge(NodeRow(name=name, view=node.model_dump_json()))

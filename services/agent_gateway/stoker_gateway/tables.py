@@ -16,7 +16,6 @@ class JobRow(Base):
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     submitted_seq: Mapped[int] = mapped_column(Integer)
     state: Mapped[str] = mapped_column(String(16))
-    experiment: Mapped[str] = mapped_column(String(100))
     view: Mapped[str] = mapped_column(Text)
 
     __table_args__ = (Index("jobs_by_seq", "submitted_seq"), Index("jobs_by_state", "state", "submitted_seq"))
@@ -36,5 +35,5 @@ class CheckpointRow(Base):
 
     one: Mapped[int] = mapped_column(Integer, primary_key=True)
     seq: Mapped[int] = mapped_column(Integer)
-    event_id: Mapped[str] = mapped_column(String(64))
+    event_id: Mapped[str] = mapped_column(String(255))
     schema: Mapped[int] = mapped_column(Integer)

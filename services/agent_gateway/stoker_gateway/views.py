@@ -80,6 +80,7 @@ class JobView(Frozen):
     code: str | None = None
     idempotency_key: str | None = None
     fingerprint: str | None = None
+    submitted_seq: int
     submitted_ms: int
     started_ms: int | None = None
     finished_ms: int | None = None
@@ -128,8 +129,7 @@ def evolve_job(view: JobView | None, recorded: Recorded) -> JobView | None:
         return view or _submitted(event, recorded)
     if view is None:
         return None
-    changes = _job_changes(view, recorded)
-    return view if changes is None else view.model_copy(update={"seq": recorded.seq} | changes)
+    return view.model_copy(update={"seq": recorded.seq} | _job_changes(view, recorded))
 
 
 def _submitted(event: JobSubmitted, recorded: Recorded) -> JobView:
@@ -144,17 +144,20 @@ def _submitted(event: JobSubmitted, recorded: Recorded) -> JobView:
         code=event.code,
         idempotency_key=event.idempotency_key,
         fingerprint=event.fingerprint,
+        submitted_seq=recorded.seq,
         submitted_ms=recorded.at_ms,
     )
 
 
-def _job_changes(view: JobView, recorded: Recorded) -> dict[str, Any] | None:
+def _job_changes(view: JobView, recorded: Recorded) -> dict[str, Any]:
     event, at_ms = recorded.event, recorded.at_ms
     match event:
         case CancelRequested():
             return {} if view.final else {"cancelling": True}
         case PendingReasonChanged():
             return {} if view.state != "queued" else {"reasons": event.reasons}
+        case AttemptPlaced() if view.final or any(a.number == event.attempt for a in view.attempts):
+            return {}
         case AttemptPlaced():
             nodes = tuple(a.node for a in event.allocations)
             attempt = AttemptView(number=event.attempt, nodes=nodes, placed_ms=at_ms)
@@ -176,11 +179,13 @@ def _job_changes(view: JobView, recorded: Recorded) -> dict[str, Any] | None:
             return _attempt(view, event.attempt, state="released")
         case JobFailureAttributed():
             return _attempt(view, event.attempt, outcome=event.outcome, cause=event.problem.detail)
-        case JobRequeued():
+        case JobRequeued() if view.state == "active":
             ended = _attempt(view, event.attempt, state="released", outcome=event.outcome, cause=event.cause)
             return {"state": "queued"} | ended
-        case JobFinished():
-            ended = _attempt(view, event.attempts, state="released", outcome=event.outcome)
+        case JobFinished() if not view.final:
+            # Cancelled while it waited: its last attempt ended before, in its own way.
+            active = view.state == "active"
+            ended = _attempt(view, event.attempts, state="released", outcome=event.outcome) if active else {}
             return ended | {
                 "state": event.state, "cancelling": False, "outcome": event.outcome, "gpu_ms": event.gpu_ms,
                 "problem": event.problem, "finished_ms": at_ms, "reasons": (),
@@ -242,7 +247,7 @@ def evolve_node(view: NodeView | None, recorded: Recorded) -> NodeView | None:
     return view
 
 
-def held_nodes(recorded: Recorded) -> dict[str, str]:
+def holders(recorded: Recorded) -> dict[str, str]:
     """Nodes on which an attempt begins to hold GPUs with this event, as node -> job/attempt."""
     event = recorded.event
     if isinstance(event, AttemptPlaced):
@@ -260,3 +265,11 @@ def freed(recorded: Recorded) -> tuple[str | None, str] | None:
     if isinstance(event, JobFinished):
         return None, f"{event.job_id}/{event.attempts}"
     return None
+
+
+def hold(view: NodeView | None, *, add: str | None = None, drop: str | None = None) -> NodeView | None:
+    """The node's view after an attempt took or gave back its GPUs."""
+    if view is None:
+        return None
+    holds = tuple(h for h in view.holds if h not in (add, drop)) + ((add,) if add else ())
+    return view if holds == view.holds else view.model_copy(update={"holds": holds})
