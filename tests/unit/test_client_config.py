@@ -67,3 +67,10 @@ def test_a_training_script_imports_only_the_standard_library() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "['stoker']"
+
+
+def test_the_command_line_imports_nothing_of_the_services() -> None:
+    heavy = ("torch", "nats", "faststream", "fastapi", "mlflow", "stoker_chassis", "stoker_gateway", "stoker_local")
+    code = f"import sys; import stoker.cli; print([m for m in {heavy} if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

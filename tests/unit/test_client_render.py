@@ -51,8 +51,11 @@ def test_brackets_in_messages_are_no_markup() -> None:
 
 def test_ids_are_whole_on_a_narrow_terminal() -> None:
     out, text = console(width=60)
-    out.print(jobs_table([job()]))
-    assert "job-0123456789abcdef" in text.getvalue()
+    long = job(experiment_name="e" * 100)
+    out.print(jobs_table([long, long]))
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 3, "a job is a line"
+    assert all(line.startswith("job-0123456789abcdef ") and " failed " in line for line in lines[1:])
 
 
 def test_a_problem_says_where_what_and_what_to_do() -> None:

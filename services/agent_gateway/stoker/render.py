@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from stoker_proto import Problem
 
@@ -31,29 +32,35 @@ def job_state(job: dict[str, Any]) -> str:
     return "cancelling" if job.get("cancelling") else str(job["state"])
 
 
-def _table(*columns: str) -> Table:
-    """The first column names the row: on a narrow terminal the others give way to it."""
-    table = Table()
-    for place, column in enumerate(columns):
-        table.add_column(column, no_wrap=place == 0, overflow="fold")
+def _table(*columns: str, yielding: tuple[str, ...]) -> Table:
+    """On a narrow terminal the yielding columns give way to the others."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column not in yielding)
     return table
 
 
+def _cut(text: str) -> Text:
+    """One line, however narrow."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
 def jobs_table(jobs: list[dict[str, Any]]) -> Table:
-    table = _table("job", "experiment", "state", "GPUs", "step", "attempts", "submitted", "why")
+    columns = ("job", "experiment", "state", "GPUs", "step", "submitted", "why")
+    table = _table(*columns, yielding=("experiment", "why"))
     for job in jobs:
         why = job["problem"]["detail"] if job.get("problem") else ""
         why = job["reasons"][0]["message"] if job.get("reasons") else why
         table.add_row(
-            job["job_id"], escape(job["experiment_name"]), styled(job_state(job)),
+            job["job_id"], _cut(job["experiment_name"]), styled(job_state(job)),
             str(job["spec"]["compute"]["num_accelerators"]), str(job["step"] if job["step"] is not None else "-"),
-            str(len(job["attempts"])), clock(job["submitted_ms"]), escape(why),
+            clock(job["submitted_ms"]), _cut(why),
         )  # fmt: skip
     return table
 
 
 def nodes_table(nodes: list[dict[str, Any]]) -> Table:
-    table = _table("node", "health", "GPUs", "holds", "reason")
+    table = _table("node", "health", "GPUs", "holds", "reason", yielding=("holds", "reason"))
     for node in nodes:
         models = sorted({g["model"] for g in node["gpus"]})
         table.add_row(
@@ -64,7 +71,7 @@ def nodes_table(nodes: list[dict[str, Any]]) -> Table:
 
 
 def timeline_table(lines: list[dict[str, Any]]) -> Table:
-    table = _table("after", "what", "detail")
+    table = _table("after", "what", "detail", yielding=("detail",))
     table.columns[0].justify = "right"
     for line in lines:
         after = f"{(line['at_ms'] - lines[0]['at_ms']) / 1000:.2f} s"
