@@ -95,7 +95,7 @@ async def test_mistakes_in_a_request_are_pointed_at(api: Gateway) -> None:
 @pytest.mark.parametrize("given", [None, "Bearer wrong", TOKEN, "Bearer", f"Basic {TOKEN}", "Bearer \xff"])
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/openapi.json", "/nowhere", f"/v1/blobs/{DIGEST}"])
 async def test_nothing_is_told_or_read_without_the_token(api: Gateway, path: str, given: str | None) -> None:
-    headers = {"Authorization": given.encode("latin-1")} if given else {}
+    headers = httpx.Headers({"Authorization": given} if given else {}, encoding="latin-1")
     del api.http.headers["Authorization"]
     answer = await api.http.post(path, content=b"{", headers=headers)
     assert problem_in(answer).code == "unauthorized"

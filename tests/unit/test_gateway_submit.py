@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_chassis.eventlog import Unavailable
+from stoker_chassis.eventlog import Appended, Expect, Unavailable
 from stoker_chassis.memory import MemoryLog, memory_bus
 from stoker_chassis.stores import Bus
 from stoker_gateway.fit import never_fits
@@ -130,7 +130,7 @@ async def test_code_must_be_there_before_the_job(memory: Bus) -> None:
 
 
 class AwayLog(MemoryLog):
-    async def append(self, envelope: Envelope, expect: object = None) -> object:  # type: ignore[override]
+    async def append(self, envelope: Envelope, expect: Expect | None = None) -> Appended:
         raise Unavailable("no answer")
 
 

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from stoker_chassis.eventlog import Diverged, EventLog
+from stoker_chassis.eventlog import Diverged, EventLog, Position
 from stoker_proto import Recorded
 
 from .store import Views
@@ -43,7 +43,7 @@ async def _project(source: EventLog, views: Views, ready: Callable[[], None]) ->
     reading = asyncio.create_task(read())
     reading.add_done_callback(lambda _: arrived.set())
     try:
-        if position.seq >= end:
+        if await _up_to_date(source, position, end):
             ready()
         while True:
             await arrived.wait()
@@ -62,3 +62,12 @@ async def _project(source: EventLog, views: Views, ready: Callable[[], None]) ->
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _up_to_date(source: EventLog, position: Position, end: int) -> bool:
+    """Whether the model already holds this log up to its end, and not as much of another one."""
+    if position.seq != end or end == 0:
+        return position.seq == end
+    async for recorded in source.read(end - 1):
+        return recorded.envelope.id == position.event_id
+    return False
