@@ -191,7 +191,7 @@ class Client:
         while more:
             page = self._get(path, after=after)
             yield from page["events"]
-            after, more = page["last"], page.get("more", False)
+            after, more = page["last"], page["more"]
 
     def logs(
         self, job_id: str, *, follow: bool = False, rank: int | None = None, tail: int | None = None
