@@ -6,27 +6,19 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from mlflow import MlflowClient
 
 from stoker import Client
 from stoker_chassis.jetstream import connect
-from stoker_local.supervisor import Plan, System, running
+from stoker_local.supervisor import System
 from stoker_proto import AttemptReleased, JobFinished, MirrorCompleted, Recorded, RunMirrored
 
 JOB = Path(__file__).parent / "jobs" / "short" / "job.yaml"
 JOBS = 10
 SEED = int(os.environ.get("CHAOS_SEED", "20261201"))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
-    async with running(Plan(data=tmp_path_factory.mktemp("chaos"), schedulers=2), print) as up:
-        yield up
 
 
 async def until_mirrored(system: System, job_ids: set[str]) -> list[Recorded]:
@@ -60,7 +52,7 @@ VICTIMS = ["gateway", "scheduler-1", "scheduler-2", "tracker", "launcher-node-1"
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("victim", VICTIMS)
 async def test_ten_jobs_survive_the_death_of(victim: str, system: System) -> None:
     chance = random.Random(f"{SEED}-{victim}")
