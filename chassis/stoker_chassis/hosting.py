@@ -15,6 +15,7 @@ from typing import cast
 
 from faststream import FastStream
 from faststream.nats import NatsBroker
+from nats.errors import Error as NatsError
 
 from .jetstream import bus_on, connected_within
 from .settings import Settings
@@ -76,17 +77,25 @@ async def _hosted(service: str, settings: Settings, main: Main) -> bool:
             app.exit()
 
     serving: list[asyncio.Task[None]] = []
+    ended = False
 
     async def begin() -> None:
         serving.append(asyncio.create_task(serve()))
 
     async def end() -> None:
         """Before the connection goes, so that the service can still say its last words."""
+        nonlocal ended
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
+        ended = True
 
     app = FastStream(broker, logger=None, after_startup=[begin], on_shutdown=[end])
     await connected_within(broker.connect, settings.nats_url)  # FastStream itself would give up at once
-    await app.run(log_level=logging.WARNING)
+    try:
+        await app.run(log_level=logging.WARNING)
+    except NatsError as error:
+        if not ended:
+            raise
+        log.info("left without a goodbye, the log is away: %s", error)
     return failed

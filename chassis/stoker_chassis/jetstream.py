@@ -147,7 +147,7 @@ async def bus_on(nc: Client, replicas: int = 1) -> Bus:
     js = nc.jetstream(timeout=5)
     return Bus(
         log=JetStreamLog(nc),
-        blobs=JetStreamBlobs(await js.object_store(subjects.BLOBS)),
+        blobs=JetStreamBlobs(nc, await js.object_store(subjects.BLOBS)),
         assignments=JetStreamBoard(nc, subjects.ASSIGNMENTS),
         lease=JetStreamLease(nc, subjects.LEASES),
         telemetry=JetStreamTelemetry(nc),

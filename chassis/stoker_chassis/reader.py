@@ -56,21 +56,22 @@ class StreamGone(Exception):
 class _Consumer:
     """One ephemeral pull consumer, with requests running ahead."""
 
-    def __init__(self, nc: Client, stream: str, name: str, sub: Subscription) -> None:
+    def __init__(self, nc: Client, stream: str, name: str, sub: Subscription, batch: int) -> None:
         self._nc = nc
         self._sub = sub
+        self._batch = batch
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
         self._delete = f"$JS.API.CONSUMER.DELETE.{stream}.{name}"
         self._connection = nc.stats["reconnects"]  # requests do not outlive the connection they were sent on
         self._delivered = 0
-        self.asked = 0
+        self._asked = 0
         self._request = json.dumps(
-            {"batch": BATCH, "expires": 30_000_000_000, "idle_heartbeat": int(HEARTBEAT_S * 1e9)}
+            {"batch": batch, "expires": 30_000_000_000, "idle_heartbeat": int(HEARTBEAT_S * 1e9)}
         ).encode()
 
     async def ask(self) -> None:
-        while self.asked <= BATCH * (AHEAD - 1):
-            self.asked += BATCH
+        while self._asked <= self._batch * (AHEAD - 1):
+            self._asked += self._batch
             await self._nc.publish(self._next, self._request, reply=self._sub.subject)
 
     async def close(self) -> None:
@@ -102,7 +103,7 @@ class _Consumer:
             if status == "100":
                 return None
             if status in ("404", "408"):
-                self.asked = max(0, self.asked - int(headers.get("Nats-Pending-Messages", BATCH)))
+                self._asked = max(0, self._asked - int(headers.get("Nats-Pending-Messages", self._batch)))
                 await self.ask()
                 return None
             raise _Lost(f"{status} {headers.get('Description', '')}")
@@ -111,7 +112,7 @@ class _Consumer:
         if int(tokens[6]) != self._delivered + 1:
             raise _Lost(f"delivery {tokens[6]} after {self._delivered}")
         self._delivered += 1
-        self.asked -= 1
+        self._asked -= 1
         return Delivered(int(tokens[5]), int(tokens[8]), int(tokens[7]) // 1_000_000, msg.subject, msg.data)
 
 
@@ -126,7 +127,7 @@ async def _end(nc: Client, stream: str, after: int) -> int:
     return end
 
 
-async def _open(nc: Client, stream: str, after: int, subject: str) -> tuple[_Consumer, int]:
+async def _open(nc: Client, stream: str, after: int, subject: str, batch: int) -> tuple[_Consumer, int]:
     """A consumer that starts after `after`, and how many messages wait for it now."""
     name = f"r{new_id()}"
     config = ConsumerConfig(
@@ -142,7 +143,7 @@ async def _open(nc: Client, stream: str, after: int, subject: str) -> tuple[_Con
     )
     info = await nc.jetstream(timeout=3).add_consumer(stream, config)
     sub = await nc.subscribe(nc.new_inbox(), pending_msgs_limit=0, pending_bytes_limit=0)
-    return _Consumer(nc, stream, name, sub), info.num_pending or 0
+    return _Consumer(nc, stream, name, sub, batch), info.num_pending or 0
 
 
 async def follow_stream(
@@ -152,11 +153,13 @@ async def follow_stream(
     subject: str,
     *,
     wait: bool = True,
+    batch: int | None = None,
     verify: Callable[[int], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Delivered]:
     """Every message of the stream after sequence `after` that matches `subject`, in order.
 
-    With `wait` for ever, else up to the end at the time of the call. `verify(last)` is asked before each (re)start if
+    With `wait` for ever, else up to the end at the time of the call. Twice `batch` messages at most lie in memory;
+    `verify(last)` is asked before each (re)start if
     this is still the stream that was read up to `last`. Raises StreamGone, and what `verify` raises.
     """
     last = after
@@ -169,7 +172,7 @@ async def follow_stream(
                 await verify(last)
             if not wait and until is None:
                 until = end
-            consumer, waiting = await _open(nc, stream, last, subject)
+            consumer, waiting = await _open(nc, stream, last, subject, batch or BATCH)
             await consumer.ask()
             while wait or waiting:
                 delivered = await consumer.take()
@@ -181,8 +184,7 @@ async def follow_stream(
                     return
                 yield delivered
                 last, waiting = delivered.seq, delivered.pending
-                if consumer.asked <= BATCH * (AHEAD - 1):
-                    await consumer.ask()
+                await consumer.ask()
             return
         except (_Lost, NatsError, TimeoutError, OSError) as error:
             log.info("reader of %s starts again after %d: %s", stream, last, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import time
 from pathlib import Path
@@ -298,6 +299,20 @@ async def test_watches_and_telemetry_go_on_after_a_crash(nats_server: EmbeddedNa
     assert (await take(following, 1))[0].payload == b"after"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_blob_is_fetched_whole_through_a_crash(nats_server: EmbeddedNats, bus: Bus, tmp_path: Path) -> None:
+    content = random.Random(3).randbytes(30 * 2**20)
+    (tmp_path / "in").write_bytes(content)
+    digest = await bus.blobs.put(tmp_path / "in")
+    folder = tmp_path / "cache"
+    fetching = asyncio.create_task(bus.blobs.get(digest, folder / "out"))
+    await until(lambda: any(path.stat().st_size for path in folder.glob(".out.*")))
+    nats_server.kill9()
+    async with asyncio.timeout(15):
+        await fetching
+    assert (folder / "out").read_bytes() == content
+    assert len(list(folder.iterdir())) == 1
 
 
 async def test_a_lease_outlives_a_crash_of_the_server_but_not_of_its_holder(

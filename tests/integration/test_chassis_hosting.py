@@ -34,7 +34,8 @@ async def main(bus, ready):
     try:
         await asyncio.Event().wait()
     finally:
-        await bus.log.append(word("last words"))
+        if sys.argv[1] != "quiet":
+            await bus.log.append(word("last words"))
 
 host("test", Settings(), main)
 """
@@ -68,6 +69,14 @@ async def test_a_service_stops_cleanly_when_told(tmp_path: Path, nats_server: Em
     process.send_signal(by)
     assert await ended(process) == 0
     assert await words(nats_server) == ["serving", "last words"]
+
+
+async def test_a_service_stops_cleanly_also_when_the_log_is_away(tmp_path: Path, nats_server: EmbeddedNats) -> None:
+    process = start(tmp_path, nats_server.url, "quiet")
+    await until((tmp_path / "run" / "ready").exists, 15)
+    await nats_server.stop()
+    process.terminate()
+    assert await ended(process) == 0
 
 
 async def test_a_service_that_fails_says_why_and_exits_with_one(tmp_path: Path, nats_server: EmbeddedNats) -> None:
