@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +28,7 @@ from stoker_proto import (
     JobFailureAttributed,
     JobFinished,
     JobRequeued,
+    JobSpec,
     JobSubmitted,
     MirrorCompleted,
     NodeQuarantined,
@@ -246,7 +247,7 @@ async def test_a_fold_that_fails_leaves_model_and_checkpoint_as_they_were(tmp_pa
     views.fold([log.append(submitted("j1"))])
     before = content(views)
     second = log.append(submitted("j2"))
-    broken = JobSubmitted.model_construct(job_id="j3", spec=None, spec_hash="h")
+    broken = JobSubmitted.model_construct(job_id="j3", spec=cast(JobSpec, None), spec_hash="h")
     with pytest.raises(AttributeError):
         views.fold([second, Recorded(seq=3, at_ms=1, envelope=second.envelope, event=broken)])
     assert content(views) == before
