@@ -1,0 +1,1 @@
+"""The ground every service stands on: event log, stores, leader loop, hosting, devices, warm worker."""
