@@ -234,12 +234,15 @@ class Attempt:
         numbers, ranks = self._numbers(), self._ranks()
         output = self._output(numbers)
         await self._fork(ranks)
-        pumping = asyncio.create_task(output.pump())
+        enough = asyncio.Event()
+        pumping = asyncio.create_task(output.pump(enough))
         try:
             ended, alone = await self._until_gone(ranks, len(numbers))
-        finally:
+        except BaseException:
             pumping.cancel()
-            await asyncio.gather(pumping, return_exceptions=True)
+            raise
+        enough.set()
+        await pumping
         exits = ranks.exits(ended)
         asked = self.entry.stopping if len(alone) < len(numbers) else None
         if asked and any(e.code != 0 for e in exits if e.rank in alone):

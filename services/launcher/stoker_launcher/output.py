@@ -73,14 +73,19 @@ class Output:
 
         return send
 
-    async def pump(self) -> None:
-        """Ship, and tell of steps and checkpoints, until cancelled."""
-        while True:
+    async def pump(self, enough: asyncio.Event) -> None:
+        """Ship, and tell of steps and checkpoints, until told that it is enough.
+
+        Not until cancelled: a publish whose answer comes at that moment would swallow the cancellation.
+        """
+        while not enough.is_set():
             moved = await self._ship_once(finished=False)
             await self._tell_progress()
             await self._tell_checkpoints()
             if not moved:
-                await asyncio.sleep(POLL_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await enough.wait()
 
     async def _ship_once(self, *, finished: bool) -> bool:
         return any([await tail.ship(finished=finished) for tail in self._tails])
