@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
+from sse_starlette.sse import AppStatus
 
 from stoker_chassis.hosting import host
 from stoker_chassis.stores import Bus
@@ -19,7 +20,7 @@ from .store import Views, open_engine
 
 
 class Server(uvicorn.Server):
-    """uvicorn that says when it has started."""
+    """uvicorn that says when it has started, and lets go of those who follow when it ends."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -28,6 +29,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        AppStatus.should_exit = True
+        await super().shutdown(sockets)
 
 
 async def serve(bus: Bus, ready: Callable[[], None], settings: GatewaySettings) -> None:
