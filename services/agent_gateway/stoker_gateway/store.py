@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from sqlalchemy import Engine, StaticPool, create_engine, event, func, select
+from sqlalchemy import Connection, Engine, StaticPool, bindparam, create_engine, event, func, select
+from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.orm import Session
 
 from stoker_chassis.eventlog import START, Position
@@ -67,13 +68,14 @@ class Views:
 
     def fold(self, burst: Sequence[Recorded]) -> None:
         """Fold events in order, in one transaction with the checkpoint."""
-        with Session(self._engine) as session, session.begin():
-            fold = _Fold(session)
+        with self._engine.begin() as connection:
+            fold = _Fold(connection)
             for recorded in burst:
                 fold.one(recorded)
             fold.write()
             last = burst[-1]
-            session.merge(CheckpointRow(one=1, seq=last.seq, event_id=last.envelope.id, schema=SCHEMA))
+            values = {"one": 1, "seq": last.seq, "event_id": last.envelope.id, "schema": SCHEMA}
+            connection.execute(PUT_CHECKPOINT, values)
         if any(isinstance(r.event, NodeJoined) for r in burst):
             self._inventory = None
 
@@ -132,25 +134,37 @@ class Views:
             return NodeView.model_validate_json(row.view) if row else None
 
 
+def _put(table: type[Base], key: str) -> Insert:
+    """Insert a row or replace the one with its key."""
+    statement = insert(table)
+    others = {c.name: statement.excluded[c.name] for c in table.__table__.columns if c.name != key}
+    return statement.on_conflict_do_update(index_elements=[key], set_=others)
+
+
+PUT_JOB, PUT_NODE, PUT_CHECKPOINT = _put(JobRow, "id"), _put(NodeRow, "name"), _put(CheckpointRow, "one")
+GET_JOB = select(JobRow.view).where(JobRow.id == bindparam("key"))
+GET_NODE = select(NodeRow.view).where(NodeRow.name == bindparam("key"))
+
+
 class _Fold:
     """One burst: each view is read and written once, however many of the events change it."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._jobs: dict[str, tuple[JobView | None, JobView | None]] = {}  # as it was stored, as it is now
         self._nodes: dict[str, tuple[NodeView | None, NodeView | None]] = {}
 
     def _job(self, job_id: str) -> JobView | None:
         if job_id not in self._jobs:
-            row = self._session.get(JobRow, job_id)
-            view = JobView.model_validate_json(row.view) if row else None
+            stored = self._connection.scalar(GET_JOB, {"key": job_id})
+            view = JobView.model_validate_json(stored) if stored else None
             self._jobs[job_id] = (view, view)
         return self._jobs[job_id][1]
 
     def _node(self, name: str) -> NodeView | None:
         if name not in self._nodes:
-            row = self._session.get(NodeRow, name)
-            view = NodeView.model_validate_json(row.view) if row else None
+            stored = self._connection.scalar(GET_NODE, {"key": name})
+            view = NodeView.model_validate_json(stored) if stored else None
             self._nodes[name] = (view, view)
         return self._nodes[name][1]
 
@@ -174,13 +188,17 @@ class _Fold:
         self._nodes[name] = (self._nodes[name][0], view)
 
     def write(self) -> None:
-        for job_id, (stored, job) in self._jobs.items():
-            if job is not None and job is not stored:
-                row = self._session.get(JobRow, job_id)
-                if row is None:
-                    row = JobRow(id=job_id, submitted_seq=job.submitted_seq)
-                    self._session.add(row)
-                row.state, row.view = job.state, job.model_dump_json()
-        for name, (known, node) in self._nodes.items():
-            if node is not None and node is not known:
-                self._session.merge(NodeRow(name=name, view=node.model_dump_json()))
+        jobs = [
+            {"id": i, "submitted_seq": job.submitted_seq, "state": job.state, "view": job.model_dump_json()}
+            for i, (stored, job) in self._jobs.items()
+            if job is not None and job is not stored
+        ]
+        nodes = [
+            {"name": name, "view": node.model_dump_json()}
+            for name, (stored, node) in self._nodes.items()
+            if node is not None and node is not stored
+        ]
+        if jobs:
+            self._connection.execute(PUT_JOB, jobs)
+        if nodes:
+            self._connection.execute(PUT_NODE, nodes)
