@@ -117,20 +117,23 @@ class ForkServer:
         key = request["key"]
         if key in self.pids:
             return self.pids[key]
+        server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self.child(request, connection)
+            self.child(request, connection, server)
         self.pids[key] = pid
         if request.get("exit_file"):
             self.exit_files[key] = request["exit_file"]
         return pid
 
-    def child(self, request: dict[str, Any], connection: socket.socket) -> NoReturn:
+    def child(self, request: dict[str, Any], connection: socket.socket, server: int) -> NoReturn:
         """In the forked child: become the job's process. Never returns."""
         code = 1
         try:
             os.setsid()
             self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != server:
+                os._exit(1)  # it died before the line above, which then does nothing
             signal.set_wakeup_fd(-1)
             for caught in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
                 signal.signal(caught, signal.SIG_DFL)

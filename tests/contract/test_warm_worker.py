@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from stoker_chassis.warm import Exit, WarmWorker, WarmWorkerGone
+from tests.waiting import until as until_within
 
 
 @dataclass
@@ -47,11 +47,8 @@ class Worker:
         return path.read_text() if path.exists() else ""
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.01)
+async def until(condition: Callable[[], bool]) -> None:
+    await until_within(condition, 20)
 
 
 def lives(pid: int) -> bool:
@@ -153,3 +150,105 @@ async def test_everything_ends_when_the_lifeline_ends(worker: Worker) -> None:
     pid = await worker.run("a", "import time; time.sleep(60)")
     os.close(worker.lifeline)
     await until(lambda: worker.process.poll() is not None and not lives(pid))
+
+
+async def test_lines_are_written_as_they_are_printed(worker: Worker) -> None:
+    await worker.run("a", "import time\nprint('here')\nprint('half', end='')\ntime.sleep(60)\n")
+    await until(lambda: worker.out("a") == "here\n")
+    await worker.run("b", "import time\nprint('half', end='')\ntime.sleep(60)\n", PYTHONUNBUFFERED="1")
+    await until(lambda: worker.out("b") == "half")
+
+
+async def test_the_script_imports_from_its_own_folder_and_python_path_only(worker: Worker) -> None:
+    extra = worker.folder / "extra"
+    extra.mkdir()
+    await worker.run("a", "import os, sys; print(sys.path[:2], os.getcwd() in sys.path[2:])", PYTHONPATH=str(extra))
+    await worker.ended("a")
+    assert worker.out("a") == f"{[str(worker.folder), str(extra)]} False\n"
+
+
+async def test_an_error_message_of_any_length_is_told_in_bounds(worker: Worker) -> None:
+    await worker.run("a", "raise ValueError('x' * 1_000_000)")
+    await worker.ended("a")
+    assert (worker.folder / "a.error").stat().st_size < 10_000
+
+
+async def test_what_a_job_left_behind_is_reaped_so_that_its_group_is_seen_to_end(worker: Worker) -> None:
+    await worker.run("a", "import subprocess\nprint(subprocess.Popen(['sleep', '0.3']).pid)\n")
+    await worker.ended("a")
+    assert (await worker.client.poll("a")).group
+    async with asyncio.timeout(10):
+        while (await worker.client.poll("a")).group:
+            await asyncio.sleep(0.02)
+    assert not Path(f"/proc/{int(worker.out('a'))}").exists()
+    assert not await worker.client.kill("a", signal.SIGKILL)
+
+
+async def test_a_key_that_was_forgotten_may_be_used_again(worker: Worker) -> None:
+    await worker.run("a", "print('once')")
+    await worker.ended("a")
+    await worker.client.forget("a")
+    assert not (await worker.client.poll("a")).known
+    (worker.folder / "a.exit").unlink()
+    await worker.run("a", "print('again')")
+    await worker.ended("a")
+    assert worker.out("a") == "once\nagain\n"
+
+
+async def test_a_running_child_is_not_forgotten(worker: Worker) -> None:
+    await worker.run("a", "import time; time.sleep(60)")
+    await worker.client.forget("a")
+    assert (await worker.client.poll("a")).known
+
+
+async def test_there_is_never_a_second_worker_on_a_socket(worker: Worker) -> None:
+    before = await worker.client.identity()
+    argv = [sys.executable, "-m", "stoker_chassis.forkserver", "--socket", str(worker.folder / "warm.sock")]
+    second = await asyncio.create_subprocess_exec(*argv, stderr=subprocess.DEVNULL)
+    assert await second.wait() == 0
+    assert await worker.client.identity() == before
+
+
+async def test_only_a_worker_that_has_ended_is_called_dead(worker: Worker) -> None:
+    child = await worker.run("a", "import time; time.sleep(60)")
+    worker.process.send_signal(signal.SIGSTOP)
+    assert not worker.client.dead()
+    worker.client.end()
+    worker.process.wait()
+    await until(lambda: worker.client.dead() and not lives(child))
+
+
+async def test_a_new_worker_is_another_one_though_it_knows_the_same_socket(worker: Worker) -> None:
+    before = await worker.client.identity()
+    worker.process.kill()
+    worker.process.wait()
+    argv = [sys.executable, "-m", "stoker_chassis.forkserver", "--socket", str(worker.folder / "warm.sock")]
+    second = subprocess.Popen(argv)
+    try:
+        await worker.client.ready(20)
+        assert await worker.client.identity() != before
+    finally:
+        second.kill()
+        second.wait()
+
+
+async def test_ranks_of_a_worker_with_numpy_and_torch_draw_different_numbers_and_take_their_threads(
+    tmp_path: Path,
+) -> None:
+    argv = [sys.executable, "-m", "stoker_chassis.forkserver", "--socket", str(tmp_path / "w.sock")]
+    process = subprocess.Popen([*argv, "--preload", "numpy,torch"])
+    try:
+        client = WarmWorker(tmp_path / "w.sock")
+        await client.ready(60)
+        worker = Worker(client, process, -1, tmp_path)
+        code = "import numpy, torch\nprint(numpy.random.rand(), torch.get_num_threads())\n"
+        await worker.run("a", code, OMP_NUM_THREADS="1")
+        await worker.run("b", code, OMP_NUM_THREADS="2")
+        await worker.ended("a")
+        await worker.ended("b")
+    finally:
+        process.kill()
+        process.wait()
+    (first, one), (second, two) = worker.out("a").split(), worker.out("b").split()
+    assert first != second
+    assert (one, two) == ("1", "2")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,16 +29,14 @@ from stoker_proto import (
     subjects,
 )
 from tests.builders import spec
+from tests.waiting import until as until_within
 
 E = TypeVar("E", bound=Event)
 WAIT_S = 30.0
 
 
-async def until(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        await asyncio.sleep(0.01)
+async def until(condition: Callable[[], bool]) -> None:
+    await until_within(condition, WAIT_S)
 
 
 def lives(pid: int) -> bool:
@@ -222,8 +218,3 @@ async def launched(bus: Bus, url: str, data: Path, name: str = "n1", **settings:
         yield node
     finally:
         node.close()
-
-
-def signal_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -76,16 +76,15 @@ def save(step: int, write: Callable[[Path], None]) -> Path:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     write(part)
-    for path in part.rglob("*"):
-        if path.is_file():
-            _sync(path)
-    if final.exists():
-        shutil.rmtree(final)
+    for path in (*part.rglob("*"), part):
+        _sync(path)
+    _remove(final)
     part.rename(final)
+    _sync(folder)
     (final / MARKER).touch()
     _sync(final / MARKER)
-    _sync(folder)
-    _forget_old(folder)
+    _sync(final)
+    _forget_old(folder, final)
     return final
 
 
@@ -98,12 +97,20 @@ def resume() -> tuple[int, Path] | None:
     return (int(match.group(1)), Path(given)) if match else None
 
 
-def _forget_old(folder: Path) -> None:
+def _forget_old(folder: Path, newest: Path) -> None:
+    """Keep the newest complete ones; what an attempt that was killed left incomplete goes too."""
     keep = int(os.environ.get("STOKER_CHECKPOINT_KEEP", "3"))
-    complete = sorted(p for p in folder.iterdir() if NAME.match(p.name) and (p / MARKER).exists())
-    for path in complete[: max(0, len(complete) - keep)]:
-        (path / MARKER).unlink()
-        shutil.rmtree(path)
+    found = sorted(p for p in folder.iterdir() if NAME.match(p.name) and p != newest)
+    complete = [p for p in found if (p / MARKER).exists()]
+    kept = {newest, *complete[max(0, len(complete) - (keep - 1)) :]}
+    for path in (*(p for p in found if p not in kept), *folder.glob(".step-*.part")):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """The marker goes first, so that what is being removed is never taken for complete."""
+    (path / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -63,15 +63,24 @@ class Tail:
             return self.start
         if not data:
             return self.start
+        full = len(data) == CHUNK
         last = max(data.rfind(b"\n"), data.rfind(b"\r"))
         # A \r at the very end may be the first half of \r\n: leave it for the next look.
-        if last == len(data) - 1 and data.endswith(b"\r") and not finished:
+        if last == len(data) - 1 and data.endswith(b"\r") and (full or not finished):
             last = max(data.rfind(b"\n", 0, last), data.rfind(b"\r", 0, last))
-        if last >= 0 and not (finished and len(data) < CHUNK):
+        if last >= 0 and (full or not finished):
             return self.start + last + 1
-        if finished or len(data) == CHUNK:
-            return self.start + len(data)
-        return self.start
+        if full:
+            return self.start + _within_line(data)
+        return self.start + len(data) if finished else self.start
+
+
+def _within_line(data: bytes) -> int:
+    """Where to cut a line that fills a chunk: between characters, and with some of it left before its end."""
+    at = len(data) - 2
+    while at > 1 and data[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
 
 
 def split_lines(data: bytes) -> list[str]:
