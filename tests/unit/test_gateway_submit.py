@@ -85,6 +85,17 @@ async def test_many_posts_at_once_through_two_gateways_make_one_job(memory: Bus)
     assert len(await submissions(memory)) == 1
 
 
+async def test_a_yaml_text_is_taken_as_it_is(memory: Bus) -> None:
+    text = "experiment_name: e\ncommand: c\ncompute: {accelerator_type: GPU_2xSIM, num_accelerators: 2}\n"
+    async with gateway(memory) as api:
+        assert (await api.http.post("/v1/jobs", json={"spec_yaml": text})).status_code == 201
+        checked = (await api.http.post("/v1/jobs:validate", json={"spec_yaml": text})).json()
+        assert checked["spec"]["limits"]["max_retries"] == 3
+        refused = await api.http.post("/v1/jobs:validate", json={"spec_yaml": text + "comand: x\n"})
+        assert [(e["line"], e["suggestion"]) for e in refused.json()["errors"]] == [(4, "command")]
+    assert len(await submissions(memory)) == 1
+
+
 async def test_without_a_key_the_same_body_is_another_job(memory: Bus) -> None:
     async with gateway(memory) as api:
         assert await api.submit() != await api.submit()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from stoker_chassis.stores import Bus
 from stoker_proto import AttemptPlaced, JobFinished, JobSpec, ProblemError, Recorded, problem, subjects
@@ -31,15 +32,17 @@ class Submission(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     spec: dict[str, Any] | None = None
-    spec_yaml: str | None = None
+    spec_yaml: str | None = Field(None, max_length=100_000)
     code: str | None = None
 
-    def read(self) -> JobSpec:
+    async def read(self) -> JobSpec:
         if (self.spec is None) == (self.spec_yaml is None):
             raise ProblemError(
                 problem("invalid_request", "Give exactly one of spec (an object) and spec_yaml (a text)")
             )
-        return read_yaml(self.spec_yaml) if self.spec_yaml is not None else read_spec(self.spec)
+        if self.spec_yaml is None:
+            return read_spec(self.spec)
+        return await asyncio.to_thread(read_yaml, self.spec_yaml)  # a long text takes most of a second
 
 
 class Validated(BaseModel):
@@ -85,7 +88,7 @@ async def found(bus: Bus, views: Views, job_id: str) -> JobView:
 @router.post("/jobs:validate")
 async def validate(body: Submission, views: ViewsOf) -> Validated:
     """Every mistake at once, or the spec as it would be stored. Nothing is created."""
-    spec = body.read()
+    spec = await body.read()
     unfit = never_fits(spec, views.inventory())
     if unfit is not None:
         raise ProblemError(unfit)
@@ -102,7 +105,7 @@ async def create(
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> JobView:
     """Accept a job: it is in the log, durably, before the answer. The same key and body give the same job."""
-    accepted = await submit(bus, views, body.read(), body.code, idempotency_key, principal)
+    accepted = await submit(bus, views, await body.read(), body.code, idempotency_key, principal)
     if accepted.replayed:
         response.status_code = 200
         response.headers["Idempotency-Replayed"] = "true"

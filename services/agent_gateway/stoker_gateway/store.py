@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, StaticPool, bindparam, create_engine, event, func, select
+from sqlalchemy import Connection, Engine, StaticPool, bindparam, create_engine, event, select
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.orm import Session
 
@@ -98,9 +98,9 @@ class Views:
         return await self.reached(after + 1, seconds)
 
     def job(self, job_id: str) -> JobView | None:
-        with Session(self._engine) as session:
-            row = session.get(JobRow, job_id)
-            return JobView.model_validate_json(row.view) if row else None
+        with self._engine.connect() as connection:
+            stored = connection.scalar(GET_JOB, {"key": job_id})
+        return JobView.model_validate_json(stored) if stored else None
 
     def jobs(self, states: Sequence[str], limit: int, before: int | None) -> list[tuple[int, JobView]]:
         """Newest first, as (place, view); `before` is the place after which to go on."""
@@ -112,10 +112,6 @@ class Views:
         with Session(self._engine) as session:
             rows = session.scalars(query).all()
             return [(r.submitted_seq, JobView.model_validate_json(r.view)) for r in rows]
-
-    def count(self) -> int:
-        with Session(self._engine) as session:
-            return session.scalar(select(func.count()).select_from(JobRow)) or 0
 
     def nodes(self) -> list[NodeView]:
         with Session(self._engine) as session:

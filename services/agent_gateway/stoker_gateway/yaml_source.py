@@ -20,8 +20,9 @@ class YamlSource:
 
     def __init__(self, text: str) -> None:
         try:
-            self.value: object = yaml.safe_load(text)
-            self._root = yaml.compose(text, Loader=yaml.SafeLoader)
+            loader = yaml.SafeLoader(text)
+            self._root = loader.get_single_node()
+            self.value: object = loader.construct_document(self._root) if self._root else None
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             told = str(getattr(error, "problem", None) or error)
