@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from stoker_chassis.clock import new_id
 from stoker_proto import ProblemError, problem
 
@@ -190,13 +188,15 @@ def _mlflow(layout: Layout, port: int, lifeline: int, base: dict[str, str], say:
 
 
 async def _all_ready(system: System, say: Say) -> None:
-    """Every child serves and every node is ready for work, or a Problem that says which is not and where its log is."""
+    """Every service serves, or a Problem that says which does not and where its log is.
+
+    MLflow is not waited for: it takes longest, and the tracker catches up once it is there.
+    """
     deadline = time.monotonic() + START_S
-    waiting = dict(system.children)
+    waiting = {name: child for name, child in system.children.items() if child.ready}
     while waiting:
         for name, child in list(waiting.items()):
-            up = await _mlflow_up(system.card.mlflow_url) if child.ready is None else child.ready.exists()
-            if up:
+            if child.ready and child.ready.exists():
                 say(f"{name} up")
                 del waiting[name]
             elif child.restarts > 5:
@@ -210,11 +210,3 @@ def _not_up(system: System, name: str, what: str) -> ProblemError:
     log = system.children[name].log
     tail = log.read_text(errors="replace").strip().splitlines()[-1:] or ["its log is empty"]
     return ProblemError(problem("internal", f"{name} {what}: {tail[0]} (see {log})"))
-
-
-async def _mlflow_up(url: str) -> bool:
-    async with httpx.AsyncClient(timeout=2) as client:
-        try:
-            return (await client.get(f"{url}/health")).status_code == 200
-        except httpx.HTTPError:
-            return False

@@ -52,7 +52,7 @@ async def _up(plan: Plan, scenario: Scenario) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with running(plan, say) as system:
-        say(f"\nStoker is up: {system.card.url}\nMLflow:       {system.card.mlflow_url}")
+        say(f"\nStoker is up: {system.card.url}\nMLflow:       {system.card.mlflow_url} (takes some seconds more)")
         say(f"data:         {system.layout.data}\nCtrl-C stops everything.")
         playing = asyncio.create_task(play(scenario, system))
         await stop.wait()

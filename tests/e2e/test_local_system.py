@@ -1,0 +1,129 @@
+"""`stoker up` and `stoker demo` as a user runs them: everything starts, everything ends, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stoker import Client
+from stoker_local.layout import read_card
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+STOKER = [sys.executable, "-m", "stoker.cli"]
+ROOT = Path(__file__).parents[2]
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+    return value
+
+
+def start(data: Path) -> subprocess.Popen[bytes]:
+    argv = [*STOKER, "up", "--nodes", "1", "--gpus", "2", "--data", str(data)]
+    with (data.parent / "up.log").open("ab") as out:
+        process = subprocess.Popen(argv, stdout=out, stderr=out)
+    until(lambda: (data / "stoker.json").exists() or process.poll() is not None, 120)
+    assert process.poll() is None, (data.parent / "up.log").read_text()
+    return process
+
+
+def family(data: Path) -> list[int]:
+    """Every living process that belongs to this data folder, by its command line or environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            text = " ".join(process.cmdline()) + " ".join(process.environ().values())
+            if str(data) in text and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def submit_sleeper(data: Path) -> str:
+    card = read_card(data / "stoker.json")
+    spec = {
+        "experiment_name": "sleeper",
+        "compute": {"accelerator_type": "GPU_1xSIM", "num_accelerators": 1},
+        "command": "echo up; sleep 600",
+    }
+    with Client(card.url, card.token) as client:
+        job_id = str(client.submit(spec)["job_id"])
+        assert next(client.logs(job_id, follow=True))["line"] == "up"
+    return job_id
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_the_supervisor_and_the_next_one_goes_on(tmp_path: Path, number: int) -> None:
+    data = tmp_path / "data"
+    process = start(data)
+    job_id = submit_sleeper(data)
+    assert len(family(data)) > 6
+    process.send_signal(number)
+    process.wait(60)
+    until(lambda: not family(data), 30)
+    if number == signal.SIGKILL:
+        (data / "stoker.json").unlink()
+    process = start(data)
+    try:
+        card = read_card(data / "stoker.json")
+        with Client(card.url, card.token) as client:
+            # The node's new boot epoch proves that the first attempt is gone; the job is tried again.
+            job = until(lambda: (j := client.get(job_id))["state"] == "active" and len(j["attempts"]) == 2 and j)
+            assert job["attempts"][0]["outcome"] == "lost"
+            client.cancel(job_id)
+            assert client.wait(job_id, timeout=60)["state"] == "cancelled"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    until(lambda: not family(data), 30)
+
+
+def test_a_second_system_on_the_same_folder_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    process = start(data)
+    try:
+        argv = [*STOKER, "up", "--nodes", "1", "--gpus", "2", "--data", str(data)]
+        second = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        assert second.returncode == 2
+        assert "already runs in" in second.stderr
+        card = read_card(data / "stoker.json")
+        with Client(card.url, card.token) as client:
+            assert [n["verdict"] for n in client.nodes()] == ["ready"]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def test_a_bad_scenario_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text("faults:\n  - {kind: xid, code: 79, node: last, after_seconds: 3}\n")
+    argv = [*STOKER, "up", "--data", str(tmp_path / "data"), "--scenario", str(scenario)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "node: last needs after_checkpoints" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_demo_tells_its_whole_story(tmp_path: Path) -> None:
+    argv = [*STOKER, "demo", "--data", str(tmp_path / "data")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for chapter in ("submitted", "preflight", "first step", "fault", "quarantined", "resumed", "finished"):
+        assert chapter in done.stdout
+    assert "MLflow: http://127.0.0.1:" in done.stdout.replace("\n", " ").replace("  ", " ")
+    assert json.loads((tmp_path / "data" / "tracker" / "checkpoint.json").read_text())["seq"] > 0
+    until(lambda: not family(tmp_path / "data"), 30)
