@@ -194,6 +194,13 @@ class LauncherNode:
                 got += batch.lines
         return got
 
+    async def sealed(self, job_id: str, stream: str) -> list[str]:
+        """The lines of one stream as they were kept for good."""
+        (found,) = (s for s in (await self.happens(LogsSealed, job_id)).streams if s.stream == stream)
+        into = self.data / f"sealed-{stream}"
+        await self.bus.blobs.get(found.digest, into)
+        return into.read_text().splitlines()
+
     async def points(self, job_id: str) -> list[MetricBatch]:
         follow = self.bus.telemetry.follow(subjects.metrics(job_id), wait=False)
         return [MetricBatch.model_validate_json(s.payload) async for s in follow]

@@ -76,9 +76,7 @@ if os.environ["RANK"] == "0":
     assert (saved.step, Path(saved.path).name) == (2, "step-0000000002")
     sealed = {s.stream: s for s in (await node.happens(LogsSealed, "whole")).streams}
     assert sorted(sealed) == ["rank-0.metrics", "rank-0.stderr", "rank-0.stdout", "rank-1.stderr", "rank-1.stdout"]
-    into = node.data / "sealed"
-    await node.bus.blobs.get(sealed["rank-1.stdout"].digest, into)
-    assert into.read_text() == "rank 1 of 2 ['--fast'] {'lr': 0.1}\n"
+    assert await node.sealed("whole", "rank-1.stdout") == ["rank 1 of 2 ['--fast'] {'lr': 0.1}"]
 
 
 async def test_a_command_runs_once_on_the_node_in_the_code_tree(node: LauncherNode) -> None:
