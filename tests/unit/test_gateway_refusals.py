@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 from collections.abc import AsyncIterator
@@ -13,11 +14,14 @@ import pytest
 import pytest_asyncio
 
 import stoker_gateway.blobs
-from stoker_chassis.memory import memory_bus
+import stoker_gateway.given
+from stoker_chassis.eventlog import Unavailable
+from stoker_chassis.memory import MemoryLog, memory_bus
 from stoker_gateway.app import create_app
 from stoker_gateway.openapi import document
 from stoker_gateway.store import Views, open_engine
-from stoker_proto import Problem
+from stoker_proto import Problem, Recorded
+from tests.builders import ListLog, submitted
 from tests.unit.gateway_api import SPEC, TOKEN, Gateway, gateway
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +129,33 @@ async def test_a_fault_of_ours_is_a_problem_with_the_request_id(
     told = problem_in(answer)
     assert (told.code, told.facts["request_id"]) == ("internal", answer.headers["X-Request-Id"])
     assert answer.headers["X-Request-Id"] in caplog.text
+
+
+class SilentLog(MemoryLog):
+    """Its server is away, and reads wait for it."""
+
+    async def read(self, after: int = 0, subject: str = ">") -> AsyncIterator[Recorded]:
+        await asyncio.Event().wait()
+        async for recorded in super().read(after, subject):
+            yield recorded
+
+    async def end(self) -> int:
+        raise Unavailable("no answer")
+
+
+async def test_while_the_log_is_away_views_answer_and_the_rest_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stoker_gateway.given, "READ_S", 0.05)
+    views = Views(open_engine(None))
+    views.fold([ListLog().append(submitted("j"))])
+    app = create_app(dataclasses.replace(memory_bus(tmp_path), log=SilentLog()), views, TOKEN)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g", headers=headers) as http:
+        assert (await http.get("/v1/jobs/j")).json()["state"] == "queued"
+        for path in ("/v1/jobs/j/events", "/v1/jobs/j/timeline", "/v1/events", "/readyz"):
+            told = problem_in(await http.get(path))
+            assert (told.code, told.retryable) == ("log_unavailable", True)
 
 
 async def test_a_blob_is_stored_once_under_its_own_digest(api: Gateway) -> None:

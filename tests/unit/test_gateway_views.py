@@ -114,6 +114,20 @@ def test_an_attempt_only_moves_forward_however_its_nodes_report() -> None:
     assert view.attempts[0].state == "running"
 
 
+def test_an_attempt_is_over_when_all_its_nodes_are() -> None:
+    events: list[Event] = [placed("j", 1, "n1", "n2"), started("j", 1, "n1", 1)]
+    states = []
+    for event in (
+        exited("j", 1, "n1", 1),
+        released("j", 1, "n1", 1),
+        exited("j", 1, "n2", 1),
+        released("j", 1, "n2", 1),
+    ):
+        events.append(event)
+        states.append(job_after(*events).attempts[0].state)
+    assert states == ["running", "running", "exited", "released"]
+
+
 def test_mirroring_and_blame_show() -> None:
     blame = JobFailureAttributed(
         job_id="j", attempt=1, outcome="user_error", blame="user", confidence="established", retry=False,

@@ -13,7 +13,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from stoker_chassis.stores import Bus
 from stoker_proto import ProblemError, Recorded, problem, subjects
 
-from .given import BusOf, ViewsOf
+from .given import BusOf, ViewsOf, in_time
 from .jobs import found
 from .streams import Line, all_events, event_row, last_lines, log_lines, parse_cursor
 from .streams import job_events as events_of
@@ -74,10 +74,11 @@ async def start_of(request: Request, bus: Bus, after: str) -> int:
 async def page(records: AsyncIterator[Recorded], after: int, limit: int) -> dict[str, Any]:
     """Up to `limit` events; `last` is where the next page begins, `more` whether there is one."""
     rows: list[dict[str, Any]] = []
-    async for recorded in records:
-        if len(rows) == limit:
-            return {"events": rows, "last": rows[-1]["seq"], "more": True}
-        rows.append(event_row(recorded))
+    async with in_time():
+        async for recorded in records:
+            if len(rows) == limit:
+                return {"events": rows, "last": rows[-1]["seq"], "more": True}
+            rows.append(event_row(recorded))
     return {"events": rows, "last": rows[-1]["seq"] if rows else after, "more": False}
 
 

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from stoker_chassis.eventlog import Unavailable
 from stoker_chassis.stores import Bus
 
 from .store import Views
+
+READ_S = 15.0
+
+
+@contextlib.asynccontextmanager
+async def in_time() -> AsyncIterator[None]:
+    """For reads of the log, which wait for a server that is away: a request does not wait for ever."""
+    try:
+        async with asyncio.timeout(READ_S):
+            yield
+    except TimeoutError as error:
+        raise Unavailable(f"the log did not answer within {READ_S:.0f} s") from error
 
 
 def bus_of(request: Request) -> Bus:

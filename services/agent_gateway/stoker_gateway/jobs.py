@@ -13,7 +13,7 @@ from stoker_chassis.stores import Bus
 from stoker_proto import AttemptPlaced, JobFinished, JobSpec, ProblemError, Recorded, problem, subjects
 
 from .fit import never_fits
-from .given import BusOf, PrincipalOf, ViewsOf
+from .given import BusOf, PrincipalOf, ViewsOf, in_time
 from .identity import JOB_ID, spec_hash
 from .store import Views
 from .submission import cancel, submit
@@ -179,11 +179,18 @@ async def explain(job_id: str, bus: BusOf, views: ViewsOf) -> Explanation:
 async def timeline(job_id: str, bus: BusOf, views: ViewsOf) -> dict[str, Any]:
     """The job's story from the log, its nodes' faults included."""
     await found(bus, views, job_id)
-    records: list[Recorded] = [r async for r in bus.log.read(0, subjects.job_events(job_id))]
+    async with in_time():
+        records = await _story_of(bus, job_id)
+    return {"job_id": job_id, "timeline": story(records)}
+
+
+async def _story_of(bus: Bus, job_id: str) -> list[Recorded]:
+    """The job's events, and what was found on nodes from its first event to its last, in order."""
+    records = [r async for r in bus.log.read(0, subjects.job_events(job_id))]
     finished = next((r.seq for r in records if isinstance(r.event, JobFinished)), None)
     for verb in ("finding_recorded", "verdict") if any(isinstance(r.event, AttemptPlaced) for r in records) else ():
         async for recorded in bus.log.read(records[0].seq, subjects.node_event("*", verb)):
             if finished is not None and recorded.seq > finished:
                 break
             records.append(recorded)
-    return {"job_id": job_id, "timeline": story(sorted(records, key=lambda r: r.seq))}
+    return sorted(records, key=lambda r: r.seq)

@@ -18,7 +18,7 @@ from stoker_proto.nodes import NodeEvent, PreflightFailed, PreflightPassed, Pref
 from .tables import Base, CheckpointRow, JobRow, NodeRow
 from .views import JobView, NodeView, evolve_job, evolve_node, freed, hold, holders
 
-SCHEMA = 2  # raise it when a view changes its shape: the model is then rebuilt from the log
+SCHEMA = 3  # raise it when a view changes its shape: the model is then rebuilt from the log
 
 
 def open_engine(path: Path | None) -> Engine:

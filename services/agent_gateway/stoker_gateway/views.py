@@ -64,6 +64,8 @@ class AttemptView(Frozen):
     resume_step: int | None = None
     outcome: Outcome | None = None
     cause: str | None = None
+    exited_nodes: tuple[str, ...] = ()
+    released_nodes: tuple[str, ...] = ()
 
 
 class JobView(Frozen):
@@ -174,9 +176,9 @@ def _job_changes(view: JobView, recorded: Recorded) -> dict[str, Any]:
         case CheckpointSaved():
             return {"checkpoint_step": event.step, "step": max(view.step or 0, event.step)}
         case AttemptExited():
-            return _attempt(view, event.attempt, state="exited")
+            return _left(view, event, "exited")
         case AttemptReleased():
-            return _attempt(view, event.attempt, state="released")
+            return _left(view, event, "released")
         case JobFailureAttributed():
             return _attempt(view, event.attempt, outcome=event.outcome, cause=event.problem.detail)
         case JobRequeued() if view.state == "active":
@@ -212,6 +214,21 @@ def _attempt(view: JobView, number: int, **changes: Any) -> dict[str, Any]:
             attempt = attempt.model_copy(update=changes | {"state": forward} | kept)
         attempts.append(attempt)
     return {"attempts": tuple(attempts)}
+
+
+def _left(
+    view: JobView, event: AttemptExited | AttemptReleased, state: Literal["exited", "released"]
+) -> dict[str, Any]:
+    """One node is done with the attempt; the attempt is when all of them are."""
+    attempt = next((a for a in view.attempts if a.number == event.attempt), None)
+    if attempt is None:
+        return {}
+    field = f"{state}_nodes"
+    done = tuple(sorted({*getattr(attempt, field), event.node}))
+    changes: dict[str, Any] = {field: done}
+    if set(done) >= set(attempt.nodes):
+        changes["state"] = state
+    return _attempt(view, event.attempt, **changes)
 
 
 def evolve_node(view: NodeView | None, recorded: Recorded) -> NodeView | None:
