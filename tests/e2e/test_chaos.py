@@ -14,7 +14,9 @@ from mlflow import MlflowClient
 from stoker import Client
 from stoker_chassis.jetstream import connect
 from stoker_local.supervisor import System
-from stoker_proto import AttemptReleased, JobFinished, MirrorCompleted, Recorded, RunMirrored
+from stoker_proto import JobFinished, MirrorCompleted, Recorded, RunMirrored
+from stoker_scheduler.evolve import evolve
+from stoker_scheduler.state import State
 
 JOB = Path(__file__).parent / "jobs" / "short" / "job.yaml"
 JOBS = 10
@@ -81,9 +83,11 @@ def check_log(records: list[Recorded], job_ids: set[str]) -> None:
     finished = [r.event for r in records if isinstance(r.event, JobFinished) and r.event.job_id in job_ids]
     assert sorted(f.job_id for f in finished) == sorted(job_ids), "each finished exactly once"
     assert {f.state for f in finished} == {"succeeded"}
-    released = {(r.event.job_id, r.event.attempt) for r in records if isinstance(r.event, AttemptReleased)}
-    for event in finished:
-        assert (event.job_id, event.attempts) in released, "its GPUs were given back"
+    state = State()
+    for recorded in records:
+        state = evolve(state, recorded)
+    held = {job_id for gpus in state.owner.values() for job_id, _ in gpus.values()}
+    assert not held & job_ids, "no GPU is left allocated"
 
 
 def check_mlflow(system: System, records: list[Recorded], job_ids: set[str]) -> None:
