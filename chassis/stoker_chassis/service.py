@@ -24,6 +24,7 @@ from stoker_proto import Envelope, Event, LeaderElected, Recorded
 from .clock import LogClock, stamp
 from .eventlog import Conflict, Expect, Unavailable
 from .stores import Bus
+from .telemetry import span
 
 LEASE_TTL_S = 3
 RENEW_S = 1.0
@@ -162,6 +163,7 @@ class _Loop:
     barrier: int
     seq: int = 0
     leading: bool = False
+    cause: Recorded | None = None
     again: bool = False  # something was unavailable in the last turn, and no news may come to wake the next one
 
     def fold(self, burst: list[Recorded]) -> None:
@@ -170,6 +172,7 @@ class _Loop:
             self.seq = recorded.seq
         if burst:
             self.clock.saw(burst[-1].at_ms)
+            self.cause = burst[-1]
 
     def timeout(self, poll_s: float | None) -> float | None:
         """Seconds to the next due time; never zero, so that a core that is wrong about it cannot spin."""
@@ -224,8 +227,15 @@ class _Loop:
 
     async def _decide(self) -> int:
         """Append what the core decides; the sequence that must be read back before it decides again."""
+        decisions = self.core.decide(self.clock.now_ms())
+        if not decisions:
+            return 0
+        with span(f"{self.source.split('/')[0]} decide", {"stoker.based_on_seq": self.seq}, self.cause):
+            return await self._append(decisions)
+
+    async def _append(self, decisions: list[Decision]) -> int:
         upto = 0
-        for decision in self.core.decide(self.clock.now_ms()):
+        for decision in decisions:
             try:
                 landed = await self.bus.log.append(self._stamped(decision.event, decision.id), decision.expect)
             except Conflict as conflict:

@@ -6,7 +6,7 @@ of being its child.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
@@ -46,11 +46,13 @@ def with_trace(envelope: Envelope) -> Envelope:
 
 
 @contextmanager
-def span(name: str, cause: Recorded | None = None, **attributes: str | int | float) -> Iterator[None]:
+def span(
+    name: str, attributes: Mapping[str, str | int | float] | None = None, cause: Recorded | None = None
+) -> Iterator[None]:
     """A span around some work, linked to the event that caused it."""
     links = []
     if cause is not None and cause.envelope.traceparent:
         context = _propagator.extract({"traceparent": cause.envelope.traceparent})
         links.append(trace.Link(trace.get_current_span(context).get_span_context()))
-    with trace.get_tracer("stoker").start_as_current_span(name, links=links, attributes=attributes):
+    with trace.get_tracer("stoker").start_as_current_span(name, links=links, attributes=dict(attributes or {})):
         yield

@@ -50,7 +50,7 @@ def test_a_context_that_an_event_has_already_is_kept(spans: InMemorySpanExporter
 def test_a_handler_links_to_the_cause_instead_of_being_its_child(spans: InMemorySpanExporter) -> None:
     with span("submit"):
         envelope = with_trace(stamp(ready("n1"), "test"))
-    with span("place", Recorded(seq=1, at_ms=1, envelope=envelope, event=ready("n1")), seq=1):
+    with span("place", {"seq": 1}, Recorded(seq=1, at_ms=1, envelope=envelope, event=ready("n1"))):
         pass
     submit, place = spans.get_finished_spans()
     assert submit.context is not None

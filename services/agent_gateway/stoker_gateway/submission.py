@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from stoker_chassis.clock import new_id, stamp
 from stoker_chassis.eventlog import Conflict, Expect
 from stoker_chassis.stores import Bus
+from stoker_chassis.telemetry import span
 from stoker_proto import CancelRequested, JobSpec, JobSubmitted, Problem, ProblemError, Recorded, problem, subjects
 
 from .fit import never_fits
@@ -50,7 +51,8 @@ async def submit(bus: Bus, views: Views, spec: JobSpec, code: str | None, key: s
         return before
     envelope = stamp(event, SOURCE, id=f"submitted:{job_id}", actor=principal)
     try:
-        landed = await bus.log.append(envelope, Expect(event.subject(), 0))
+        with span("submit job", {"job.id": job_id}):
+            landed = await bus.log.append(envelope, Expect(event.subject(), 0))
     except Conflict:
         pass
     else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from stoker_chassis.device import Devices
 from stoker_chassis.eventlog import Unavailable
 from stoker_chassis.stores import BlobStore
+from stoker_chassis.telemetry import span
 from stoker_chassis.warm import WarmWorker, WarmWorkerGone
 from stoker_proto import (
     AttemptExited,
@@ -262,8 +263,10 @@ class Attempt:
         assert meet is not None
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         (self.folder / "parameters.json").write_text(json.dumps(self.assignment.spec.parameters))
-        if await ranks.fork(self._processes(meet), Path(self._places().code_dir)):
-            a = self.assignment
+        a = self.assignment
+        with span("start ranks", {"job.id": a.job_id, "stoker.attempt": a.attempt, "stoker.node": self.node}):
+            started = await ranks.fork(self._processes(meet), Path(self._places().code_dir))
+        if started:
             event = AttemptStarted(
                 job_id=a.job_id, attempt=a.attempt, node=self.node, fence=a.fence, ranks=self._numbers(),
                 resume_step=meet.resume_step,
