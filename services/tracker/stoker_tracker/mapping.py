@@ -27,6 +27,7 @@ from stoker_proto import (
 
 RunStatus = Literal["SCHEDULED", "RUNNING", "FINISHED", "FAILED", "KILLED"]
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 8000
+LARGEST = 2**63 - 1
 BAD_KEY = re.compile(r"[^\w\-./ :]")
 TERMINAL: dict[str, RunStatus] = {
     "succeeded": "FINISHED",
@@ -77,8 +78,9 @@ class Ending:
 
 def clean_key(key: str) -> str:
     """A key that MLflow takes. Keys that differ stay different: one that had to be changed carries a hash."""
-    clean = BAD_KEY.sub("_", key.replace("@", "_at_")).strip("/") or "_"
-    clean = re.sub(r"/{2,}", "/", clean).replace("..", "_")
+    clean = BAD_KEY.sub("_", key.replace("@", "_at_"))
+    # MLflow takes keys for paths: no part of one may be empty, "." or "..".
+    clean = "/".join(part for part in clean.split("/") if part.strip(".")) or "_"
     if clean == key and len(key) <= KEY_LENGTH:
         return key
     mark = hashlib.sha256(key.encode()).hexdigest()[:8]
@@ -142,6 +144,8 @@ def clean_tags(tags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 def update(recorded: Recorded) -> Update | None:
     """What an event changes on the job's run; None when nothing."""
     match recorded.event:
+        case JobSubmitted():
+            return Update(status="SCHEDULED")
         case AttemptPlaced() as event:
             nodes = ", ".join(a.node for a in event.allocations)
             number = event.attempt
@@ -180,7 +184,12 @@ def ending(event: JobFinished, recorded: Recorded, history: Sequence[Recorded]) 
 
 def measured(points: Iterable[Point]) -> list[Measured]:
     """Points as MLflow takes them: NaN as NaN; infinities as they are, which MLflow keeps as its largest number."""
-    return [Measured(clean_key(p.key), _number(p.value), p.step, max(0, p.time_ms)) for p in points]
+    return [
+        Measured(
+            clean_key(p.key), _number(p.value), max(-LARGEST, min(LARGEST, p.step)), max(0, min(LARGEST, p.time_ms))
+        )
+        for p in points
+    ]
 
 
 def _number(value: float | str) -> float:
