@@ -87,6 +87,8 @@ def main() -> None:
             break
     print(f"rank {rank} is done", flush=True)
     dist.destroy_process_group()
+    # DDP keeps the group's threads alive, and now and then they abort an interpreter that takes its time to end.
+    os._exit(0)
 
 
 def save(done: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
