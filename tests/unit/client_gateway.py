@@ -47,7 +47,7 @@ class Gateway:
             server = uvicorn.Server(config)
             projecting = asyncio.create_task(project(bus.log, self._views, lambda: None))
             serving = asyncio.create_task(server._serve())
-            while not server.started:  # noqa: ASYNC110 - uvicorn offers nothing to wait for
+            while not server.started:
                 await asyncio.sleep(0.01)
             port = server.servers[0].sockets[0].getsockname()[1]
             self.url = f"http://127.0.0.1:{port}"
