@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -30,8 +31,7 @@ PAUSE_S = 0.1
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(NamedTuple):
     """A stored message and its place: stream sequence, the server's time of storing it, and how many come after it."""
 
     seq: int
@@ -59,6 +59,8 @@ class _Consumer:
     def __init__(self, nc: Client, stream: str, name: str, sub: Subscription, batch: int) -> None:
         self._nc = nc
         self._sub = sub
+        # The queue's own deque: its get() costs more than all the rest of a read, and nothing else takes from it.
+        self._waiting: deque[Msg] = sub._pending_queue._queue  # type: ignore[attr-defined]
         self._batch = batch
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
         self._delete = f"$JS.API.CONSUMER.DELETE.{stream}.{name}"
@@ -69,8 +71,13 @@ class _Consumer:
             {"batch": batch, "expires": 30_000_000_000, "idle_heartbeat": int(HEARTBEAT_S * 1e9)}
         ).encode()
 
+    @property
+    def low(self) -> bool:
+        """Whether it is time to ask for more."""
+        return self._asked <= self._batch * (AHEAD - 1)
+
     async def ask(self) -> None:
-        while self._asked <= self._batch * (AHEAD - 1):
+        while self.low:
             self._asked += self._batch
             await self._nc.publish(self._next, self._request, reply=self._sub.subject)
 
@@ -83,9 +90,6 @@ class _Consumer:
     async def message(self) -> Msg:
         """The next message or status; _Lost when even heartbeats have stopped, or the server has forgotten us."""
         queue = self._sub._pending_queue
-        with contextlib.suppress(asyncio.QueueEmpty):
-            msg: Msg = queue.get_nowait()
-            return msg
         for _ in range(10):
             with contextlib.suppress(TimeoutError):
                 waited: Msg = await asyncio.wait_for(queue.get(), HEARTBEAT_S / 4)
@@ -96,17 +100,11 @@ class _Consumer:
 
     async def take(self) -> Delivered | None:
         """The next stored message; None for a heartbeat or an expired request."""
-        msg = await self.message()
-        headers = msg.headers
-        if headers and not msg.data and "Status" in headers:
-            status = headers["Status"]
-            if status == "100":
-                return None
-            if status in ("404", "408"):
-                self._asked = max(0, self._asked - int(headers.get("Nats-Pending-Messages", self._batch)))
-                await self.ask()
-                return None
-            raise _Lost(f"{status} {headers.get('Description', '')}")
+        waiting = self._waiting
+        msg = waiting.popleft() if waiting else await self.message()
+        if not msg.data and (headers := msg.headers) and "Status" in headers:
+            await self._status(headers)
+            return None
         # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time ns>.<pending>
         tokens = msg.reply.split(".")
         if int(tokens[6]) != self._delivered + 1:
@@ -114,6 +112,15 @@ class _Consumer:
         self._delivered += 1
         self._asked -= 1
         return Delivered(int(tokens[5]), int(tokens[8]), int(tokens[7]) // 1_000_000, msg.subject, msg.data)
+
+    async def _status(self, headers: dict[str, str]) -> None:
+        """A heartbeat or an expired request; _Lost for anything else."""
+        status = headers["Status"]
+        if status in ("404", "408"):
+            self._asked = max(0, self._asked - int(headers.get("Nats-Pending-Messages", self._batch)))
+            await self.ask()
+        elif status != "100":
+            raise _Lost(f"{status} {headers.get('Description', '')}")
 
 
 async def _end(nc: Client, stream: str, after: int) -> int:
@@ -159,8 +166,8 @@ async def follow_stream(
     """Every message of the stream after sequence `after` that matches `subject`, in order.
 
     With `wait` for ever, else up to the end at the time of the call. Twice `batch` messages at most lie in memory;
-    `verify(last)` is asked before each (re)start if
-    this is still the stream that was read up to `last`. Raises StreamGone, and what `verify` raises.
+    `verify(last)` is asked before each (re)start if this is still the stream that was read up to `last`. Raises
+    StreamGone, and what `verify` raises.
     """
     last = after
     until: int | None = None
@@ -184,7 +191,8 @@ async def follow_stream(
                     return
                 yield delivered
                 last, waiting = delivered.seq, delivered.pending
-                await consumer.ask()
+                if consumer.low:
+                    await consumer.ask()
             return
         except (_Lost, NatsError, TimeoutError, OSError) as error:
             log.info("reader of %s starts again after %d: %s", stream, last, error)

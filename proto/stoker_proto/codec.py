@@ -28,7 +28,7 @@ REGISTRY: dict[str, type[Event]] = {
 def decode_event(type_: str, data: dict[str, Any]) -> Event:
     """The event of this type; `Unknown` when the type is new to this reader."""
     cls = REGISTRY.get(type_)
-    return cls.model_validate(data) if cls else Unknown(type=type_, data=data)
+    return cls.__pydantic_validator__.validate_python(data) if cls else Unknown(type=type_, data=data)
 
 
 def seal(
@@ -55,7 +55,7 @@ def encode(envelope: Envelope) -> bytes:
 def decode(payload: bytes, *, seq: int, at_ms: int) -> Recorded:
     """Read one stored event; raises ValueError when the bytes are not an envelope or its data does not fit its type."""
     raw = from_json(payload)
-    envelope = Envelope.model_validate(raw)
+    envelope = Envelope.__pydantic_validator__.validate_python(raw)
     return Recorded(seq=seq, at_ms=at_ms, envelope=envelope, event=decode_event(envelope.type, envelope.data))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -55,11 +54,10 @@ class Envelope(Frozen):
     data: dict[str, Any] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """An event at its place in the log: `seq` orders everything, `at_ms` is the log's own clock, never running back.
 
-    A dataclass, because readers make millions of them and its fields are checked already.
+    A named tuple, because readers make millions of them and its fields are checked already.
     """
 
     seq: int

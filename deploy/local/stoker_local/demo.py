@@ -172,7 +172,8 @@ async def _train(system: System, console: Console, say: object) -> int:
     console.print(
         f"\nLost to the fault: {cost.steps} steps done again, {cost.seconds:.1f} s from the fault to the resumed ranks."
     )
-    console.print(f"GPU time held: {cost.gpu_seconds:.0f} GPU-seconds.\nMLflow: {run_url}")
+    console.print(f"GPU time held: {cost.gpu_seconds:.0f} GPU-seconds.")
+    console.print(f"MLflow: {run_url}", soft_wrap=True)
     return 0
 
 
