@@ -24,8 +24,8 @@ from nats.js.errors import NotFoundError
 
 from .clock import new_id
 
-BATCH = 500
-AHEAD = 2
+BATCH = 1000
+AHEAD = 3
 HEARTBEAT_S = 1.0
 PAUSE_S = 0.1
 log = logging.getLogger(__name__)
@@ -165,9 +165,9 @@ async def follow_stream(
 ) -> AsyncIterator[Delivered]:
     """Every message of the stream after sequence `after` that matches `subject`, in order.
 
-    With `wait` for ever, else up to the end at the time of the call. Twice `batch` messages at most lie in memory;
-    `verify(last)` is asked before each (re)start if this is still the stream that was read up to `last`. Raises
-    StreamGone, and what `verify` raises.
+    With `wait` for ever, else up to the end at the time of the call. Three times `batch` messages at most lie in
+    memory; `verify(last)` is asked before each (re)start if this is still the stream that was read up to `last`.
+    Raises StreamGone, and what `verify` raises.
     """
     last = after
     until: int | None = None
