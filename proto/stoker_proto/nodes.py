@@ -167,6 +167,7 @@ class VerdictEvent(NodeEvent):
     """A node's health has changed. All verdicts of a node share one subject, on which their order is guarded."""
 
     verb: ClassVar[str] = "verdict"
+    verdict: ClassVar[Verdict]
     boot_epoch: str
     rule: str
     reason: str
@@ -178,6 +179,7 @@ class NodeReady(VerdictEvent):
 
     type_name: ClassVar[str] = "stoker.node.ready.v1"
     writer: ClassVar[str] = "health"
+    verdict: ClassVar[Verdict] = "ready"
 
 
 class NodeSuspected(VerdictEvent):
@@ -185,6 +187,7 @@ class NodeSuspected(VerdictEvent):
 
     type_name: ClassVar[str] = "stoker.node.suspected.v1"
     writer: ClassVar[str] = "health"
+    verdict: ClassVar[Verdict] = "suspect"
 
 
 class NodeDegraded(VerdictEvent):
@@ -192,6 +195,7 @@ class NodeDegraded(VerdictEvent):
 
     type_name: ClassVar[str] = "stoker.node.degraded.v1"
     writer: ClassVar[str] = "health"
+    verdict: ClassVar[Verdict] = "degraded"
 
 
 class NodeQuarantined(VerdictEvent):
@@ -199,6 +203,7 @@ class NodeQuarantined(VerdictEvent):
 
     type_name: ClassVar[str] = "stoker.node.quarantined.v1"
     writer: ClassVar[str] = "health"
+    verdict: ClassVar[Verdict] = "quarantined"
 
 
 class NodeReleased(VerdictEvent):
@@ -206,6 +211,7 @@ class NodeReleased(VerdictEvent):
 
     type_name: ClassVar[str] = "stoker.node.released.v1"
     writer: ClassVar[str] = "health"
+    verdict: ClassVar[Verdict] = "ready"
 
 
 class NodeUnknown(VerdictEvent):
@@ -213,6 +219,7 @@ class NodeUnknown(VerdictEvent):
 
     type_name: ClassVar[str] = "stoker.node.unknown.v1"
     writer: ClassVar[str] = "health"
+    verdict: ClassVar[Verdict] = "unknown"
 
 
 class RetestRequested(NodeEvent):

@@ -23,13 +23,9 @@ from stoker_proto import (
     JobState,
     JobSubmitted,
     MirrorCompleted,
-    NodeDegraded,
     NodeJoined,
-    NodeQuarantined,
     NodeReady,
     NodeReleased,
-    NodeSuspected,
-    NodeUnknown,
     Outcome,
     PendingReasonChanged,
     PreflightPassed,
@@ -43,14 +39,6 @@ from stoker_proto import (
 )
 
 AttemptState = Literal["placed", "preparing", "preflight", "running", "exited", "released"]
-VERDICTS: dict[type[VerdictEvent], Verdict] = {
-    NodeReady: "ready",
-    NodeReleased: "ready",
-    NodeSuspected: "suspect",
-    NodeDegraded: "degraded",
-    NodeQuarantined: "quarantined",
-    NodeUnknown: "unknown",
-}
 
 
 class AttemptView(Frozen):
@@ -252,7 +240,7 @@ def evolve_node(view: NodeView | None, recorded: Recorded) -> NodeView | None:
         return None
     if isinstance(event, VerdictEvent) and event.boot_epoch == view.boot_epoch:
         changes: dict[str, Any] = {
-            "verdict": VERDICTS[type(event)], "rule": event.rule, "reason": event.reason, "since_ms": recorded.at_ms,
+            "verdict": event.verdict, "rule": event.rule, "reason": event.reason, "since_ms": recorded.at_ms,
         }  # fmt: skip
         if isinstance(event, NodeReady | NodeReleased):
             changes["findings"] = ()

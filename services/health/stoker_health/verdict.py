@@ -16,14 +16,10 @@ from stoker_proto import (
     JobFailureAttributed,
     JobFinished,
     JobRequeued,
-    NodeDegraded,
     NodeJoined,
-    NodeQuarantined,
     NodeReady,
     NodeReleased,
     NodeScanned,
-    NodeSuspected,
-    NodeUnknown,
     PreflightFailed,
     PreflightPassed,
     PreflightReported,
@@ -32,15 +28,6 @@ from stoker_proto import (
     SelfTested,
     VerdictEvent,
 )
-
-VERDICTS: dict[type[VerdictEvent], str] = {
-    NodeReady: "ready",
-    NodeReleased: "ready",
-    NodeSuspected: "suspect",
-    NodeDegraded: "degraded",
-    NodeQuarantined: "quarantined",
-    NodeUnknown: "unknown",
-}
 
 
 @dataclass(slots=True)
@@ -139,7 +126,7 @@ def _verdict(health: Health, event: VerdictEvent, seq: int) -> None:
     if node.epoch != event.boot_epoch:
         health.ignored += 1
         return
-    verdict = VERDICTS[type(event)]
+    verdict = event.verdict
     if verdict == "unknown" and node.verdict != "unknown":
         node.before_unknown = node.verdict
     if isinstance(event, NodeReady | NodeReleased):

@@ -18,13 +18,7 @@ from stoker_proto import (
     JobRequeued,
     JobSubmitted,
     LogsSealed,
-    NodeDegraded,
     NodeJoined,
-    NodeQuarantined,
-    NodeReady,
-    NodeReleased,
-    NodeSuspected,
-    NodeUnknown,
     PendingReasonChanged,
     PreflightFailed,
     PreflightPassed,
@@ -35,15 +29,6 @@ from stoker_proto import (
 
 from .apply import announcement_key, apply_batch, release_part
 from .state import Attempt, Job, Node, Part, State
-
-VERDICTS: dict[type[VerdictEvent], str] = {
-    NodeReady: "ready",
-    NodeReleased: "ready",
-    NodeSuspected: "suspect",
-    NodeDegraded: "degraded",
-    NodeQuarantined: "quarantined",
-    NodeUnknown: "unknown",
-}
 
 
 def evolve(state: State, recorded: Recorded) -> State:
@@ -156,7 +141,7 @@ def _verdict(state: State, event: VerdictEvent, recorded: Recorded) -> None:
     if node is None or node.boot_epoch != event.boot_epoch:
         state.ignored += 1
         return
-    verdict = VERDICTS[type(event)]
+    verdict = event.verdict
     state.nodes[event.node] = node._replace(
         verdict=verdict, verdict_seq=recorded.seq, since_ms=recorded.at_ms, reason=event.reason
     )
@@ -203,5 +188,5 @@ HANDLERS: dict[type, Callable[[State, Any, Recorded], None]] = {
     SelfTested: _self_tested,
     PreflightPassed: _preflight_passed,
     PreflightFailed: _preflight_failed,
-    **dict.fromkeys(VERDICTS, _verdict),
+    **dict.fromkeys(VerdictEvent.__subclasses__(), _verdict),
 }
