@@ -102,7 +102,7 @@ def test_a_second_system_on_the_same_folder_is_refused_and_the_first_unharmed(tm
         assert "already runs in" in second.stderr
         card = read_card(data / "stoker.json")
         with Client(card.url, card.token) as client:
-            assert [n["verdict"] for n in client.nodes()] == ["ready"]
+            until(lambda: [n["verdict"] for n in client.nodes()] == ["ready"])
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
@@ -118,12 +118,39 @@ def test_a_bad_scenario_is_refused_before_anything_starts(tmp_path: Path) -> Non
     assert not (tmp_path / "data").exists()
 
 
+def test_ctrl_c_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    process = subprocess.Popen([*STOKER, "up", "--data", str(data)], stderr=subprocess.DEVNULL)
+    until(lambda: len(family(data)) > 4)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    until(lambda: not family(data), 30)
+
+
+def test_up_for_programs_says_where_it_is_as_one_document(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    argv = [*STOKER, "up", "--nodes", "1", "--gpus", "1", "--data", str(data), "-o", "json"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    with process.stdout:
+        card = json.loads(process.stdout.readline())
+        with Client(card["url"], card["token"]) as client:
+            until(lambda: [(n["node"], n["verdict"]) for n in client.nodes()] == [("node-1", "ready")])
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == b""
+    assert process.wait(60) == 0
+
+
 def test_the_demo_tells_its_whole_story(tmp_path: Path) -> None:
-    argv = [*STOKER, "demo", "--data", str(tmp_path / "data")]
+    argv = [*STOKER, "demo", "--data", str(tmp_path / "data"), "-o", "json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=280, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    for chapter in ("submitted", "preflight", "first step", "fault", "quarantined", "resumed", "finished"):
-        assert chapter in done.stdout
-    assert "MLflow: http://127.0.0.1:" in done.stdout.replace("\n", " ").replace("  ", " ")
+    story = json.loads(done.stdout)
+    titles = [chapter["title"] for chapter in story["chapters"]]
+    told = ["submitted", "placed", "preflight", "started", "first step", "checkpoint", "fault", "quarantined", "blamed"]
+    assert titles == [*told, "requeued", "placed again", "resumed", "finished"]
+    assert story["missing"] == []
+    assert story["loss"]["gpu_seconds"] > 0
+    assert story["mlflow_url"].startswith("http://127.0.0.1:")
     assert json.loads((tmp_path / "data" / "tracker" / "checkpoint.json").read_text())["seq"] > 0
     until(lambda: not family(tmp_path / "data"), 30)

@@ -6,12 +6,15 @@ The story is told by the events alone: the demo exits 0 only when the log holds 
 from __future__ import annotations
 
 import asyncio
-import signal
+import contextlib
+import json
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from stoker import Client
@@ -27,6 +30,7 @@ from stoker_proto import (
     JobFinished,
     JobRequeued,
     JobSubmitted,
+    MetricBatch,
     MirrorCompleted,
     NodeQuarantined,
     PreflightPassed,
@@ -34,11 +38,12 @@ from stoker_proto import (
     Recorded,
     RunMirrored,
     problem,
+    subjects,
 )
 
 from .scenario import Fault, Scenario
 from .supervisor import System, running
-from .up import make_plan, play
+from .up import ended_by_signals, make_plan, playing
 
 EXAMPLE = Path("examples/chargpt/job.yaml")
 LIMIT_S = 600
@@ -116,7 +121,18 @@ def lost(records: list[Recorded], job_id: str, last_step: int) -> Loss:
     return Loss(steps, (resumed.at_ms - fault_ms) / 1000, finished.gpu_ms / 1000)
 
 
-async def _demo(keep: bool, data: Path, console: Console) -> int:
+@dataclass(frozen=True)
+class Story:
+    """What happened to the job; it is whole when nothing is missing."""
+
+    job_id: str
+    chapters: tuple[Chapter, ...]
+    missing: tuple[str, ...]
+    loss: Loss | None
+    mlflow_url: str
+
+
+async def _demo(keep: bool, data: Path, console: Console, as_json: bool) -> int:
     if not EXAMPLE.exists():
         detail = f"{EXAMPLE} is not here; run the demo from the root of a checkout"
         raise ProblemError(problem("invalid_request", detail))
@@ -126,76 +142,82 @@ async def _demo(keep: bool, data: Path, console: Console) -> int:
         scenario = Scenario(
             faults=(Fault(kind="xid", code=79, gpu=0, node="last", after_checkpoints=2, delay_seconds=1.5),)
         )
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with console.status("Starting the local system") as status:
-        say = lambda line: status.update(f"Starting the local system: {line.strip()}")  # noqa: E731
-        async with running(plan, say) as system:
-            playing = asyncio.create_task(play(scenario, system))
-            status.update("Training")
-            code = await _train(system, console, status.update)
+    with ended_by_signals(), console.status("Starting the local system") as status:
+
+        def starting(line: str) -> None:
+            status.update(f"Starting the local system: {line.strip()}")
+
+        def training(what: str) -> None:
+            status.update(f"Training: {what}")
+
+        async with running(plan, starting) as system, playing(scenario, system):
+            story = await _train(system, console, training)
             status.stop()
+            if as_json:
+                print(json.dumps(asdict(story)), flush=True)
+            else:
+                _print(console, story)
             if keep:
                 console.print(f"\nEverything keeps running in {system.layout.data}. Ctrl-C stops it.")
-                await stop.wait()
-            playing.cancel()
-    return code
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+    return 1 if story.missing else 0
 
 
-async def _train(system: System, console: Console, say: object) -> int:
-    client = Client(system.card.url, system.card.token)
-    job = await asyncio.to_thread(client.submit, EXAMPLE)
-    job_id: str = job["job_id"]
+async def _train(system: System, console: Console, say: Callable[[str], None]) -> Story:
+    """Submit the example, follow the log to the end of its mirror, and tell its story."""
+    with Client(system.card.url, system.card.token) as client:
+        job_id = str((await asyncio.to_thread(client.submit, EXAMPLE))["job_id"])
     console.print(f"Submitted [bold]{job_id}[/bold]")
     records: list[Recorded] = []
-    run_url, steps_before_fault = "", 0
+    run_url, last_step = "", 0
     async with asyncio.timeout(LIMIT_S), connect(system.card.nats_url, "demo") as bus:
         async for recorded in bus.log.follow():
             records.append(recorded)
             event = recorded.event
             if getattr(event, "job_id", None) == job_id:
-                say(f"Training: {type(event).__name__}")  # type: ignore[operator]
+                say(type(event).__name__)
             if isinstance(event, RunMirrored) and event.job_id == job_id:
                 run_url = event.url
             if isinstance(event, MirrorCompleted) and event.job_id == job_id:
                 break
-        async for sample in bus.telemetry.follow(f"stoker.metric.{job_id}.1", wait=False):
-            steps_before_fault = max(steps_before_fault, _top_step(sample.payload))
+        async for sample in bus.telemetry.follow(subjects.metric(job_id, 1), wait=False):
+            points = MetricBatch.model_validate_json(sample.payload).points
+            last_step = max([last_step, *(p.step for p in points)])
     chapters, missing = tell(records, job_id)
-    _print(console, chapters)
-    if missing:
-        for what in missing:
-            console.print(f"[red]did not happen:[/red] {what}")
-        return 1
-    cost = lost(records, job_id, steps_before_fault)
-    console.print(
-        f"\nLost to the fault: {cost.steps} steps done again, {cost.seconds:.1f} s from the fault to the resumed ranks."
-    )
-    console.print(f"GPU time held: {cost.gpu_seconds:.0f} GPU-seconds.")
-    console.print(f"MLflow: {run_url}", soft_wrap=True)
-    return 0
+    loss = None if missing else lost(records, job_id, last_step)
+    return Story(job_id, tuple(chapters), tuple(missing), loss, run_url)
 
 
-def _top_step(payload: bytes) -> int:
-    from stoker_proto import MetricBatch
-
-    return max((p.step for p in MetricBatch.model_validate_json(payload).points), default=0)
-
-
-def _print(console: Console, chapters: list[Chapter]) -> None:
+def _print(console: Console, story: Story) -> None:
     table = Table(title="What happened, from the log", title_justify="left")
     for column in ("after", "what", "detail"):
         table.add_column(column, justify="right" if column == "after" else "left")
-    for chapter in chapters:
-        table.add_row(f"{(chapter.at_ms - chapters[0].at_ms) / 1000:.2f} s", chapter.title, chapter.detail)
+    for chapter in story.chapters:
+        after = (chapter.at_ms - story.chapters[0].at_ms) / 1000
+        table.add_row(f"{after:.2f} s", chapter.title, escape(chapter.detail))
     console.print(table)
+    for what in story.missing:
+        console.print(f"[red]did not happen:[/red] {what}")
+    if story.loss is not None:
+        cost = story.loss
+        console.print(f"\nLost to the fault: {cost.steps} steps done again,", end=" ")
+        console.print(f"{cost.seconds:.1f} s from the fault to the resumed ranks.")
+        console.print(f"GPU time held: {cost.gpu_seconds:.0f} GPU-seconds.")
+    console.print(f"MLflow: {story.mlflow_url}", soft_wrap=True)
 
 
-def demo(*, keep: bool = False, data: Path | None = None) -> int:
-    """Run the demo; 0 only when all of it truly happened. Without `data` the folder is temporary unless kept."""
-    console = Console()
-    if data or keep:
-        return asyncio.run(_demo(keep, data or Path("stoker-data"), console))
-    with tempfile.TemporaryDirectory(prefix="stoker-demo-") as folder:
-        return asyncio.run(_demo(keep, Path(folder), console))
+def demo(*, keep: bool = False, data: Path | None = None, as_json: bool = False) -> int:
+    """Run the demo; 0 only when all of it truly happened, 130 when it was interrupted.
+
+    Without `data` the folder is temporary unless everything is kept. With `as_json` stdout holds the story as one JSON
+    document.
+    """
+    console = Console(stderr=as_json)
+    try:
+        if data or keep:
+            return asyncio.run(_demo(keep, data or Path("stoker-data"), console, as_json))
+        with tempfile.TemporaryDirectory(prefix="stoker-demo-") as folder:
+            return asyncio.run(_demo(keep, Path(folder), console, as_json))
+    except asyncio.CancelledError:
+        return 130

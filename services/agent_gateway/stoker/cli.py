@@ -76,18 +76,21 @@ def up(
     scenario: Annotated[Path | None, typer.Option(help="planned faults, a YAML file")] = None,
     data: Annotated[Path, typer.Option(help="the folder that holds everything")] = Path("stoker-data"),
     port: Annotated[int, typer.Option(help="the gateway's port; 0 takes a free one")] = 0,
+    output: Output = Format.table,
 ) -> None:
     """Run the whole system on this machine until Ctrl-C; on real GPUs when there are some and no shape is asked for."""
-    _local("up").up(nodes=nodes, gpus=gpus, scenario=scenario, data=data, port=port)
+    told = {"ready": lambda card: emit(card.model_dump())} if output is Format.json else {}
+    _local("up").up(nodes=nodes, gpus=gpus, scenario=scenario, data=data, port=port, **told)
 
 
 @app.command()
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="leave everything running afterwards")] = False,
     data: Annotated[Path | None, typer.Option(help="keep the data in this folder")] = None,
+    output: Output = Format.table,
 ) -> None:
     """Watch a training job survive a GPU that falls off the bus; exits 0 only if all of it truly happened."""
-    raise typer.Exit(_local("demo").demo(keep=keep, data=data))
+    raise typer.Exit(_local("demo").demo(keep=keep, data=data, as_json=output is Format.json))
 
 
 def _local(module: str) -> Any:
@@ -271,8 +274,8 @@ def events(
 
 
 @app.command()
-def schema() -> None:
-    """Print the JSON Schema of the job spec."""
+def schema(output: Output = Format.json) -> None:
+    """Print the JSON Schema of the job spec; it is JSON in either format."""
     emit(JobSpec.model_json_schema())
 
 
