@@ -100,6 +100,15 @@ def test_a_job_that_cannot_run_now_at_all_blocks_nobody() -> None:
     assert cluster.places("small") == ("n1",)
 
 
+def test_in_a_deep_queue_every_job_has_its_reason_and_no_reason_grows_with_the_queue() -> None:
+    cluster = Cluster()
+    cluster.nodes("n1", "n2")
+    cluster.tell(submitted("running"), submitted("gang", nodes=2), *(submitted(f"j{n:03d}") for n in range(300)))
+    last = cluster.job("j299")
+    assert [(r.code, r.blockers) for r in last.reasons] == [("behind", ("gang",))]
+    assert len(last.reasons[0].model_dump_json()) < 500
+
+
 def test_higher_classes_go_first_and_equals_in_order_of_submission() -> None:
     cluster = Cluster()
     cluster.tell(

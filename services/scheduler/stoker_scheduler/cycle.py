@@ -95,11 +95,14 @@ def _place_queue(state: State, now_ms: int, timing: Timing, out: Pass) -> None:
     """Place waiting jobs by class, then order of submission.
 
     A job that is blocked keeps later ones off the GPUs it waits for, so that small jobs cannot starve a gang; a job
-    that could not run even on empty working nodes blocks nobody.
+    that could not run even on empty working nodes blocks nobody. Free GPUs only get fewer within a pass, so a shape
+    that found no place is not tried again, and its reasons are those of every later job of that shape.
     """
     nodes = sorted((n for n in state.nodes.values() if n.takes_work), key=lambda n: n.name)
     free = {n.name: state.free(n) for n in nodes}
-    blocked: dict[str, list[str]] = {}
+    every_model = tuple(sorted({g.model for n in nodes for g in n.gpus}))
+    first_blocked: dict[str, str] = {}
+    unplaced: dict[tuple[object, ...], tuple[Reason, ...]] = {}
     for job in sorted((state.jobs[j] for j in state.queued), key=lambda j: j.order):
         if job.cancel:
             out.actions.append(Finish(job_id=job.id, state="cancelled", outcome="cancelled"))
@@ -112,14 +115,19 @@ def _place_queue(state: State, now_ms: int, timing: Timing, out: Pass) -> None:
         for exclusion in job.exclusions:
             if exclusion.until_ms > now_ms:
                 out.wait(exclusion.until_ms)
-        models = _models(job, nodes)
-        ahead = tuple(dict.fromkeys(j for m in models for j in blocked.get(m, ())))
+        compute = job.spec.compute
+        models = every_model if compute.model == "ANY" else (compute.model,)
+        ahead = tuple(dict.fromkeys(first_blocked[m] for m in models if m in first_blocked))
+        shape = (compute.model, compute.per_node, compute.nodes, avoid, ahead)
+        if shape in unplaced:
+            out.reasons[job.id] = unplaced[shape]
+            continue
         chosen = None if ahead else place(job, nodes, free, avoid)
         if chosen is None:
-            out.reasons[job.id] = why_not_placed(job, state, free, avoid, ahead)
+            unplaced[shape] = out.reasons[job.id] = why_not_placed(job, state, free, avoid, ahead)
             if _fits_when_empty(job, nodes, avoid):
                 for model in models:
-                    blocked.setdefault(model, []).append(job.id)
+                    first_blocked.setdefault(model, job.id)
             continue
         for allocation in chosen:
             free[allocation.node] = tuple(u for u in free[allocation.node] if u not in allocation.gpus)
@@ -133,12 +141,6 @@ def _place_queue(state: State, now_ms: int, timing: Timing, out: Pass) -> None:
                 preflight="fresh" if fresh else "required",
             )
         )
-
-
-def _models(job: Job, nodes: list[Node]) -> tuple[str, ...]:
-    if job.spec.compute.model != "ANY":
-        return (job.spec.compute.model,)
-    return tuple(sorted({g.model for n in nodes for g in n.gpus}))
 
 
 def _fits_when_empty(job: Job, nodes: list[Node], avoid: tuple[str, ...]) -> bool:

@@ -9,6 +9,8 @@ from stoker_proto import Reason
 from .gang import matching
 from .state import Job, Node, State
 
+SHOWN = 20  # blockers named; the numbers are in the facts
+
 
 def held_back(job: Job, now_ms: int) -> Reason:
     return Reason(
@@ -57,7 +59,7 @@ def why_not_placed(
                 code="gpus_busy",
                 message=f"Needs {need}; {len(open_now)} of {len(working)} nodes have that many free now",
                 facts={"nodes_needed": compute.nodes, "nodes_free": len(open_now)},
-                blockers=tuple(holders),
+                blockers=tuple(holders[:SHOWN]),
                 actions=("wait for a job to end", "ask for fewer accelerators"),
             )
         )
@@ -66,7 +68,6 @@ def why_not_placed(
             Reason(
                 code="behind",
                 message=f"{ahead[0]} is ahead in the queue and waits for the same GPUs",
-                facts={"jobs_ahead": len(ahead)},
                 blockers=ahead,
             )
         )
