@@ -42,8 +42,8 @@ from stoker_proto import (
 )
 
 from .scenario import Fault, Scenario
-from .supervisor import System, running
-from .up import ended_by_signals, make_plan, playing
+from .supervisor import Plan, System, running
+from .up import ended_by_signals, playing
 
 EXAMPLE = Path("examples/chargpt/job.yaml")
 LIMIT_S = 600
@@ -136,12 +136,10 @@ async def _demo(keep: bool, data: Path, console: Console, as_json: bool) -> int:
     if not EXAMPLE.exists():
         detail = f"{EXAMPLE} is not here; run the demo from the root of a checkout"
         raise ProblemError(problem("invalid_request", detail))
-    plan = make_plan(data, None, None)
-    scenario = Scenario()
-    if plan.gpus_per_node is not None:
-        scenario = Scenario(
-            faults=(Fault(kind="xid", code=79, gpu=0, node="last", after_checkpoints=2, delay_seconds=1.5),)
-        )
+    # Simulated nodes even where there are real GPUs: those cannot be made to fail, and one machine is one node.
+    plan = Plan(data=data, nodes=3, gpus_per_node=2)
+    fault = Fault(kind="xid", code=79, gpu=0, node="last", after_checkpoints=2, delay_seconds=1.5)
+    scenario = Scenario(faults=(fault,))
     with ended_by_signals(), console.status("Starting the local system") as status:
 
         def starting(line: str) -> None:
