@@ -9,7 +9,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -22,6 +26,7 @@ from .settings import Settings
 from .stores import Bus
 from .telemetry import set_up
 
+GOODBYE_S = 8.0
 Main = Callable[[Bus, Callable[[], None]], Awaitable[None]]
 log = logging.getLogger(__name__)
 
@@ -32,8 +37,22 @@ def host(service: str, settings: Settings, main: Main) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     set_up(service, settings.instance, settings.otlp_endpoint)
     relax_collector()
+    if lifeline := os.environ.get("STOKER_LIFELINE_FD"):
+        threading.Thread(target=_end_with, args=(int(lifeline),), name="lifeline", daemon=True).start()
     failed = asyncio.run(_hosted(service, settings, main))
     sys.exit(1 if failed else 0)
+
+
+def _end_with(lifeline: int) -> None:
+    """End this process when the supervisor is gone: asked first, then for sure, since nobody is left to do it."""
+    try:
+        os.read(lifeline, 1)
+    except OSError as error:
+        log.warning("there is no lifeline at %d: %s", lifeline, error)
+        return
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GOODBYE_S)
+    os._exit(1)
 
 
 def relax_collector() -> None:

@@ -91,9 +91,11 @@ class _Consumer:
         """The next message or status; _Lost when even heartbeats have stopped, or the server has forgotten us."""
         queue = self._sub._pending_queue
         for _ in range(10):
+            # Not wait_for(): in Python 3.11 it can swallow a cancellation that comes with a message.
             with contextlib.suppress(TimeoutError):
-                waited: Msg = await asyncio.wait_for(queue.get(), HEARTBEAT_S / 4)
-                return waited
+                async with asyncio.timeout(HEARTBEAT_S / 4):
+                    waited: Msg = await queue.get()
+                    return waited
             if self._nc.stats["reconnects"] != self._connection:
                 raise _Lost("reconnected")
         raise _Lost("no heartbeat")

@@ -147,8 +147,10 @@ async def lead(
 
 
 async def _woken(wake: asyncio.Event, timeout: float | None) -> None:
+    # Not wait_for(): in Python 3.11 it can swallow a cancellation that comes with what it waits for.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(wake.wait(), timeout)
+        async with asyncio.timeout(timeout):
+            await wake.wait()
     wake.clear()
 
 

@@ -31,6 +31,11 @@ async def main(bus, ready):
         raise RuntimeError("something broke")
     await bus.log.append(word("serving"))
     ready()
+    while sys.argv[1] == "deaf":
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
     try:
         await asyncio.Event().wait()
     finally:
@@ -41,12 +46,15 @@ host("test", Settings(), main)
 """
 
 
-def start(tmp_path: Path, url: str, what: str) -> subprocess.Popen[bytes]:
+def start(tmp_path: Path, url: str, what: str, lifeline: int | None = None) -> subprocess.Popen[bytes]:
     script = tmp_path / "service.py"
     script.write_text(SERVICE)
     env = os.environ | {"STOKER_NATS_URL": url, "STOKER_READY_FILE": str(tmp_path / "run" / "ready")}
+    if lifeline is not None:
+        env |= {"STOKER_LIFELINE_FD": str(lifeline)}
+    kept = () if lifeline is None else (lifeline,)
     with (tmp_path / "stderr").open("wb") as err:
-        return subprocess.Popen([sys.executable, str(script), what], env=env, stderr=err)
+        return subprocess.Popen([sys.executable, str(script), what], env=env, stderr=err, pass_fds=kept)
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:
@@ -60,6 +68,18 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 async def words(server: EmbeddedNats) -> list[str]:
     async with connect(server.url, "test") as bus:
         return [r.event.reason async for r in bus.log.read() if isinstance(r.event, NodeReady)]
+
+
+@pytest.mark.parametrize(("what", "code"), [("serves", 0), ("deaf", 1)])
+async def test_no_service_outlives_its_supervisor_even_one_that_will_not_stop(
+    tmp_path: Path, nats_server: EmbeddedNats, what: str, code: int
+) -> None:
+    reader, writer = os.pipe()
+    process = start(tmp_path, nats_server.url, what, reader)
+    os.close(reader)
+    await until((tmp_path / "run" / "ready").exists, 15)
+    os.close(writer)
+    assert await ended(process) == code
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
