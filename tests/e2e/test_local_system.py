@@ -40,17 +40,25 @@ def start(data: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def family(data: Path) -> list[int]:
-    """Every living process that belongs to this data folder, by its command line or environment."""
+def family(data: Path) -> list[str]:
+    """Command lines of all living processes that belong to this data folder."""
     found = []
     for process in psutil.process_iter():
         try:
             text = " ".join(process.cmdline()) + " ".join(process.environ().values())
             if str(data) in text and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
-                found.append(process.pid)
+                found.append(f"{process.pid} {process.status()}: {' '.join(process.cmdline())}")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+def gone(data: Path) -> None:
+    """Wait until nothing of the system is left; who is left is said."""
+    deadline = time.monotonic() + 30
+    while left := family(data):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def submit_sleeper(data: Path) -> str:
@@ -74,7 +82,7 @@ def test_nothing_outlives_the_supervisor_and_the_next_one_goes_on(tmp_path: Path
     assert len(family(data)) > 6
     process.send_signal(number)
     process.wait(60)
-    until(lambda: not family(data), 30)
+    gone(data)
     if number == signal.SIGKILL:
         (data / "stoker.json").unlink()
     process = start(data)
@@ -89,7 +97,7 @@ def test_nothing_outlives_the_supervisor_and_the_next_one_goes_on(tmp_path: Path
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    until(lambda: not family(data), 30)
+    gone(data)
 
 
 def test_a_second_system_on_the_same_folder_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:
@@ -124,7 +132,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
     until(lambda: len(family(data)) > 4)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
-    until(lambda: not family(data), 30)
+    gone(data)
 
 
 def test_up_for_programs_says_where_it_is_as_one_document(tmp_path: Path) -> None:
@@ -153,4 +161,4 @@ def test_the_demo_tells_its_whole_story(tmp_path: Path) -> None:
     assert story["loss"]["gpu_seconds"] > 0
     assert story["mlflow_url"].startswith("http://127.0.0.1:")
     assert json.loads((tmp_path / "data" / "tracker" / "checkpoint.json").read_text())["seq"] > 0
-    until(lambda: not family(tmp_path / "data"), 30)
+    gone(tmp_path / "data")
