@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 
 class Frozen(BaseModel):
@@ -51,7 +51,8 @@ class Envelope(Frozen):
     onbehalfof: str | None = None
     causationid: str | None = None
     traceparent: str | None = None
-    data: dict[str, Any] = Field(default_factory=dict)
+    # Not validated here, which would copy it: the event made from it checks it.
+    data: Annotated[dict[str, Any], SkipValidation] = Field(default_factory=dict)
 
 
 class Recorded(NamedTuple):
