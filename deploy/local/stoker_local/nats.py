@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import fcntl
 import json
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,14 +15,10 @@ from typing import IO
 
 from stoker_proto import ProblemError, problem
 
+from .lock import Owned, own
+from .process import die_with_parent
+
 UP_S = 15.0
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _die_with_parent() -> None:
-    os.setsid()
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def server_binary() -> str:
@@ -80,20 +72,11 @@ class EmbeddedNats:
         self._disown()
 
     def _own(self) -> None:
-        lock = (self._folder / ".owner").open("a+")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip() or "unknown"
-            lock.close()
+            self._lock = own(self._folder / ".owner")
+        except Owned as owner:
             detail = f"Process {owner} already runs an event log in {self._folder}; two would corrupt it"
             raise ProblemError(problem("invalid_request", detail)) from None
-        lock.seek(0)
-        lock.truncate()
-        lock.write(str(os.getpid()))
-        lock.flush()
-        self._lock = lock
 
     def _disown(self) -> None:
         if self._lock:
@@ -143,7 +126,7 @@ class EmbeddedNats:
             await asyncio.sleep(0.01)
 
     def _popen(self, argv: list[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_die_with_parent)
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=die_with_parent)
 
     async def _answers(self) -> bool:
         """JetStream's own answer over the plain protocol: an open port alone does not mean that it serves."""

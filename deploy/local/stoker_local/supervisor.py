@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import secrets
 import socket
@@ -18,6 +17,7 @@ from stoker_chassis.clock import new_id
 from stoker_proto import ProblemError, problem
 
 from .layout import Card, Layout
+from .lock import Owned, own
 from .nats import EmbeddedNats
 from .process import Child
 
@@ -89,20 +89,13 @@ async def running(plan: Plan, say: Say) -> AsyncIterator[System]:
 
 @contextlib.contextmanager
 def _only_one(layout: Layout) -> Iterator[None]:
-    with layout.lock.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip() or "unknown"
-            detail = f"A local system (process {owner}) already runs in {layout.data}"
-            raise ProblemError(
-                problem("invalid_request", detail, next_actions=("stop it, or give another folder with --data",))
-            ) from None
-        lock.seek(0)
-        lock.truncate()
-        lock.write(str(os.getpid()))
-        lock.flush()
+    try:
+        lock = own(layout.lock)
+    except Owned as owner:
+        detail = f"A local system (process {owner}) already runs in {layout.data}"
+        actions = ("stop it, or give another folder with --data",)
+        raise ProblemError(problem("invalid_request", detail, next_actions=actions)) from None
+    with lock:
         yield
 
 
