@@ -85,8 +85,8 @@ def tell(records: list[Recorded], job_id: str) -> tuple[list[Chapter], list[str]
     saved = next_of("checkpoint", CheckpointSaved, "step {e.step}", attempt=1)
     fault = next_of("fault", FindingRecorded, "{e.result.check} on {e.node}: {e.result.detail}")
     next_of("quarantined", NodeQuarantined, "{e.node}: {e.reason}")
-    # The quarantine may stop the gang before a rank's own end is reported: then nothing failed unasked, and nobody needs
-    # to be blamed for it.
+    # The quarantine may stop the gang before a rank's own end is reported: then nothing failed unasked, and nobody
+    # needs to be blamed for it.
     if any(isinstance(r.event, JobFailureAttributed) for r in ours):
         told = "{e.outcome}, blame {e.blame}: {e.problem.detail}"
         next_of("blamed", JobFailureAttributed, told, attempt=1, retry=True)
