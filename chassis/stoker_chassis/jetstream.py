@@ -17,6 +17,7 @@ import nats
 from stoker_proto import Envelope, Recorded, decode, encode, subjects
 
 from .eventlog import START, Appended, Conflict, Diverged, Expect, Position, Refused, Unavailable
+from .jetstream_questions import NatsQuestions
 from .jetstream_stores import JetStreamBlobs, JetStreamBoard, JetStreamLease, JetStreamTelemetry
 from .reader import StreamGone, follow_stream
 from .stores import Bus
@@ -151,6 +152,7 @@ async def bus_on(nc: Client, replicas: int = 1) -> Bus:
         assignments=JetStreamBoard(nc, subjects.ASSIGNMENTS),
         lease=JetStreamLease(nc, subjects.LEASES),
         telemetry=JetStreamTelemetry(nc),
+        questions=NatsQuestions(nc),
     )
 
 

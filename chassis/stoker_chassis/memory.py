@@ -12,7 +12,8 @@ from pathlib import Path
 from stoker_proto import Envelope, Recorded, decode, encode
 
 from .clock import new_id
-from .eventlog import START, Appended, Conflict, Diverged, Expect, Position
+from .eventlog import START, Appended, Conflict, Diverged, Expect, Position, Unavailable
+from .questions import Handler, QuestionFailed, answered, fits
 from .stores import MAX_BLOB, BlobTooLarge, Bus, Sample
 
 
@@ -190,6 +191,43 @@ class MemoryTelemetry:
             await self._bell.wait()
 
 
+class MemoryQuestions:
+    """`Questions` in a queue per subject, from which whoever serves it takes the next."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, asyncio.Queue[tuple[bytes, asyncio.Future[bytes]]]] = {}
+
+    def _queue(self, subject: str) -> asyncio.Queue[tuple[bytes, asyncio.Future[bytes]]]:
+        return self._asked.setdefault(subject, asyncio.Queue())
+
+    async def ask(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._queue(subject).put_nowait((fits(f"the question {subject}", payload), reply))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await reply
+        except TimeoutError as error:
+            raise Unavailable(f"no answer to {subject} within {timeout_s:g} s") from error
+
+    async def answer(self, subject: str, handler: Handler) -> None:
+        async with asyncio.TaskGroup() as answers:
+            while True:
+                payload, reply = await self._queue(subject).get()
+                answers.create_task(self._answer(subject, handler, payload, reply))
+
+    async def _answer(self, subject: str, handler: Handler, payload: bytes, reply: asyncio.Future[bytes]) -> None:
+        if reply.done():  # nobody waits for it any more
+            return
+        try:
+            said = await answered(subject, handler, payload)
+        except QuestionFailed as failed:
+            if not reply.done():
+                reply.set_exception(failed)
+        else:
+            if not reply.done():
+                reply.set_result(said)
+
+
 def memory_bus(folder: Path) -> Bus:
     """A whole bus in memory, blobs in `folder`."""
-    return Bus(MemoryLog(), MemoryBlobs(folder), MemoryBoard(), MemoryLease(), MemoryTelemetry())
+    return Bus(MemoryLog(), MemoryBlobs(folder), MemoryBoard(), MemoryLease(), MemoryTelemetry(), MemoryQuestions())

@@ -1,4 +1,4 @@
-"""Ports beside the log: blobs, boards (desired state), leases, telemetry."""
+"""Ports beside the log: blobs, boards (desired state), leases, telemetry, questions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .eventlog import EventLog
+from .questions import Handler
 
 MAX_BLOB = 200 * 2**20
 
@@ -75,6 +76,25 @@ class Telemetry(Protocol):
         ...
 
 
+class Questions(Protocol):
+    """What one service asks another. Nothing is stored, so a question is for reading, and only events change things."""
+
+    async def ask(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        """The answer of one of those who serve `subject`; while nobody does, it is asked again until the time is up.
+
+        Raises Unavailable when no answer came in time, and QuestionFailed when asking again will not help: the handler
+        failed, or question or answer is larger than MAX_SAID, what a NATS message carries by default (1 MB). What can
+        grow beyond that is asked for in pages.
+        """
+        ...
+
+    async def answer(self, subject: str, handler: Handler) -> None:
+        """Serve `subject` for ever. Several instances may: each question goes to one of them. Several questions are
+        answered at once if the handler awaits; one that raises is logged, and told to the asker.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Bus:
     """Everything a service shares with the others."""
@@ -84,3 +104,4 @@ class Bus:
     assignments: Board
     lease: Lease
     telemetry: Telemetry
+    questions: Questions

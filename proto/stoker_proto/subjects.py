@@ -47,3 +47,7 @@ def metrics(job_id: str) -> str:
 
 def device(node: str) -> str:
     return f"stoker.device.{node}"
+
+
+def question(service: str, verb: str) -> str:
+    return f"stoker.ask.{service}.{verb}"
