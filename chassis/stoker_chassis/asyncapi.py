@@ -23,6 +23,7 @@ PARAMETERS = {
     "node": "the node's name",
     "rank": "the rank",
     "service": "the service's name",
+    "window": "the window's name",
 }
 ATTEMPT, RANK = cast(int, "{attempt}"), cast(int, "{rank}")
 TELEMETRY: dict[str, type[BaseModel]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from . import jobs, nodes
+from . import cluster, jobs, nodes
 from .envelope import Envelope, Event, Recorded, Unknown
 
 
@@ -21,7 +21,7 @@ def _leaves(cls: type[Event]) -> list[type[Event]]:
 REGISTRY: dict[str, type[Event]] = {
     cls.type_name: cls
     for cls in sorted(_leaves(Event), key=lambda c: c.type_name)
-    if cls.__module__ in (jobs.__name__, nodes.__name__)
+    if cls.__module__ in (jobs.__name__, nodes.__name__, cluster.__name__)
 }
 # Bound once: a reader that rebuilds calls these half a million times.
 _VALIDATE = {type_: cls.__pydantic_validator__.validate_python for type_, cls in REGISTRY.items()}

@@ -16,16 +16,26 @@ Outcome = Literal[
     "timeout", "lost", "launch_rejected", "preflight_failed", "sdc_suspect",
 ]  # fmt: skip
 JobState = Literal["queued", "active", "succeeded", "failed", "cancelled", "expired"]
-StopReason = Literal["cancelled", "peer_failed", "node_quarantined", "preflight_failed", "timeout", "lost", "preempted"]
+StopReason = Literal[
+    "cancelled", "peer_failed", "node_quarantined", "preflight_failed", "timeout", "lost", "preempted",
+    "window_closed", "deadline",
+]  # fmt: skip
+PreemptRule = Literal["higher_class", "reclaim", "claim_due"]
 
 
 class Allocation(Frozen):
-    """An attempt's hold on named GPUs of one node at one boot epoch."""
+    """An attempt's hold on named GPUs of one node at one boot epoch.
+
+    `milli` is the share of each GPU in thousandths; `cpu_milli` and `memory_mib` are host cores and memory set aside.
+    """
 
     node: str
     boot_epoch: str
     gpus: tuple[str, ...]
     node_rank: int
+    milli: int = 1000
+    cpu_milli: int = 0
+    memory_mib: int = 0
 
 
 class Reason(Frozen):
@@ -61,6 +71,8 @@ class JobSubmitted(JobEvent):
     code: str | None = None
     idempotency_key: str | None = None
     fingerprint: str | None = None
+    array_id: str | None = None
+    array_index: int | None = None
 
 
 class CancelRequested(JobEvent):
@@ -70,6 +82,45 @@ class CancelRequested(JobEvent):
     writer: ClassVar[str] = "gateway"
     verb: ClassVar[str] = "cancel_requested"
     reason: str = ""
+
+
+class HoldRequested(JobEvent):
+    """Somebody put the job on hold: it starts no new attempt until it is released. What runs goes on."""
+
+    type_name: ClassVar[str] = "stoker.job.hold_requested.v1"
+    writer: ClassVar[str] = "gateway"
+    verb: ClassVar[str] = "hold_requested"
+    reason: str = ""
+
+
+class HoldReleased(JobEvent):
+    """The job may start again."""
+
+    type_name: ClassVar[str] = "stoker.job.hold_released.v1"
+    writer: ClassVar[str] = "gateway"
+    verb: ClassVar[str] = "hold_released"
+    reason: str = ""
+
+
+class PriorityChanged(JobEvent):
+    """The job has another priority inside its queue and class; a higher number goes first."""
+
+    type_name: ClassVar[str] = "stoker.job.priority_changed.v1"
+    writer: ClassVar[str] = "gateway"
+    verb: ClassVar[str] = "priority_changed"
+    priority: int
+
+
+class JobBoosted(JobEvent):
+    """The job goes first inside its queue and class from here on, and is not preempted again.
+
+    It has waited longer than its queue lets jobs wait, or was preempted as often as a job may be.
+    """
+
+    type_name: ClassVar[str] = "stoker.job.boosted.v1"
+    writer: ClassVar[str] = "scheduler"
+    verb: ClassVar[str] = "boosted"
+    cause: Literal["waited", "preempted"]
 
 
 class PendingReasonChanged(JobEvent):
@@ -279,13 +330,15 @@ class Place(Frozen):
 
 
 class Stop(Frozen):
-    """Stop an attempt on every node that it was offered to."""
+    """Stop an attempt on every node that it was offered to. A preempted one: `by` which job, and by which `rule`."""
 
     action: Literal["stop"] = "stop"
     job_id: str
     attempt: int
     reason: StopReason
     grace_ms: int
+    by: str | None = None
+    rule: PreemptRule | None = None
 
 
 class Requeue(Frozen):
@@ -320,7 +373,37 @@ class Fence(Frozen):
     node: str
 
 
-Action = Annotated[Place | Stop | Requeue | Finish | Fence, Field(discriminator="action")]
+class Claim(Frozen):
+    """Keep these GPUs for a waiting gang: free ones now, held ones as they come free. Nobody else is placed on them.
+
+    `preempt` goes with the Stops that free them; `reserve` waits for natural ends. `starts_ms` is the estimate, on the
+    log's clock; none when something that holds them has no time limit.
+    """
+
+    action: Literal["claim"] = "claim"
+    job_id: str
+    kind: Literal["preempt", "reserve"]
+    allocations: tuple[Allocation, ...]
+    starts_ms: int | None = None
+
+
+class Unclaim(Frozen):
+    """Give a claim up, and why."""
+
+    action: Literal["unclaim"] = "unclaim"
+    job_id: str
+    cause: str
+
+
+class Boost(Frozen):
+    """Let a waiting job go first inside its queue and class."""
+
+    action: Literal["boost"] = "boost"
+    job_id: str
+    cause: Literal["waited", "preempted"]
+
+
+Action = Annotated[Place | Stop | Requeue | Finish | Fence | Claim | Unclaim | Boost, Field(discriminator="action")]
 
 
 class DecisionBatch(Event):

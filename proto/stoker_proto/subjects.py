@@ -11,6 +11,7 @@ LEASES = "leases"  # KV: key service, value the holder
 BLOBS = "blobs"  # object store: name is the SHA-256 of the content
 
 DECISIONS = "stoker.event.scheduler.decisions"
+CLUSTER = "stoker.event.cluster.configured"
 
 
 def job_event(job_id: str, verb: str) -> str:
@@ -27,6 +28,10 @@ def node_event(node: str, verb: str) -> str:
 
 def service_event(service: str, verb: str) -> str:
     return f"stoker.event.service.{service}.{verb}"
+
+
+def window_event(name: str, verb: str) -> str:
+    return f"stoker.event.window.{name}.{verb}"
 
 
 def log(job_id: str, attempt: int, node: str, rank: int) -> str:

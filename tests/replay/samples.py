@@ -11,10 +11,15 @@ from stoker_proto import (
     REGISTRY,
     CancelRequested,
     CheckResult,
+    Cluster,
+    ClusterConfigured,
     DecisionBatch,
     Event,
     Fence,
     Finish,
+    HoldReleased,
+    HoldRequested,
+    JobBoosted,
     JobFinished,
     NodeDegraded,
     NodeReleased,
@@ -24,11 +29,18 @@ from stoker_proto import (
     Place,
     PreflightFailed,
     PreflightReported,
+    PriorityChanged,
+    Queue,
+    Quota,
     Reason,
     Recorded,
     Requeue,
     RetestRequested,
+    Scheduling,
     Stop,
+    Window,
+    WindowClosed,
+    WindowOpened,
     problem,
     seal,
     to_line,
@@ -36,6 +48,16 @@ from stoker_proto import (
 from tests.replay.history import JOB, epoch, xid79
 
 FOLDER = Path(__file__).parent / "corpus"
+CLUSTER = Cluster(
+    queues=(
+        Queue(name="default", window="weekend", max_wait_minutes=600),
+        Queue(name="vision", gpus=Quota(nominal=8, limit=16, lend=4), models={"H100": Quota(nominal=4)}, weight=2),
+        Queue(name="vision-agents", parent="vision", gpus=Quota(limit=4), min_run_minutes=5),
+    ),
+    windows=(Window(name="weekend", zone="Europe/Berlin", days=("sat", "sun"), start="00:00", end="00:00"),),
+    labels={"node-1": {"rack": "r1"}},
+    scheduling=Scheduling(reservations=2),
+)
 
 
 def told_by_hand() -> list[Event]:
@@ -83,6 +105,13 @@ def told_by_hand() -> list[Event]:
         NodeDegraded(**verdict, rule="degraded-finding"),
         NodeReleased(**verdict, rule="retest"),
         NodeUnknown(**verdict, rule="silence"),
+        HoldRequested(job_id=JOB, reason="the data is not there yet"),
+        HoldReleased(job_id=JOB, reason="it is there"),
+        PriorityChanged(job_id=JOB, priority=10),
+        JobBoosted(job_id=JOB, cause="waited"),
+        ClusterConfigured(version=2, cluster=CLUSTER, reason="a second team"),
+        WindowOpened(window="weekend", at_ms=1_796_515_200_000, zones="2026a"),
+        WindowClosed(window="weekend", at_ms=1_796_688_000_000, zones="2026a"),
     ]  # fmt: skip
 
 
