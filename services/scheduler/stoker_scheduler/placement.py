@@ -189,6 +189,16 @@ class Capacity:
     def give(self, name: str, gpus: Sequence[int], milli: int, cpu: int, memory: int) -> None:
         self.take(name, gpus, -milli, -cpu, -memory)
 
+    def left(self, name: str) -> tuple[list[int], int, int]:
+        """Free thousandths of each GPU, milli-cores and MiB of the node; not to be changed."""
+        row = self._rows[name]
+        return self._free[row], self._cpu[row], self._memory[row]
+
+    def holds(self, name: str, cpu: int, memory: int) -> bool:
+        """Whether the node has that many cores and that much memory left."""
+        row = self._rows[name]
+        return self._cpu[row] >= cpu and self._memory[row] >= memory
+
     def copy(self) -> Capacity:
         """One that can be taken from without touching this one; what is known of scores is shared."""
         self.sync()
