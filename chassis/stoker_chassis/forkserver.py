@@ -107,7 +107,9 @@ class ForkServer:
                 key = request["key"]
                 return {"known": key in self.pids, "exit": self.exits.get(key), "group": self.group_lives(key)}
             case "kill":
-                return {"sent": self.kill(request["key"], request["signal"])}
+                if request.get("group", True):
+                    return {"sent": self.kill(request["key"], request["signal"])}
+                return {"sent": self.kill_alone(request["key"], request["signal"])}
             case "forget":
                 self.forget(request["key"])
                 return {}
@@ -198,6 +200,13 @@ class ForkServer:
             return False
         return True
 
+    def kill_alone(self, key: str, number: int) -> bool:
+        """Signal the child and nothing that it started. One that was reaped is gone, whoever has its number now."""
+        if key not in self.pids or key in self.exits:
+            return False
+        os.kill(self.pids[key], number)
+        return True
+
     def forget(self, key: str) -> None:
         if key in self.exits and not self.group_lives(key):
             del self.pids[key], self.exits[key]
@@ -212,6 +221,11 @@ def as_fresh() -> None:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if "torch" in sys.modules and threads.isdigit() and int(threads) > 1:
         sys.modules["torch"].set_num_threads(int(threads))
+    fraction = os.environ.get("STOKER_GPU_FRACTION", "")
+    if "torch" in sys.modules and fraction:
+        cuda = sys.modules["torch"].cuda
+        # Kept until the job itself first uses CUDA: what has opened a device can no longer be forked.
+        cuda._lazy_call(lambda: cuda.set_per_process_memory_fraction(float(fraction), 0))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # else all ranks of all jobs would draw the same numbers
 

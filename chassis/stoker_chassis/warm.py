@@ -139,9 +139,9 @@ class WarmWorker:
         ended = answer["exit"]
         return Status(answer["known"], Exit(ended["code"], ended["signal"]) if ended else None, answer["group"])
 
-    async def kill(self, key: str, signal: int) -> bool:
-        """Signal the child's whole process group; false when nothing of it is left."""
-        return bool((await self._ask({"do": "kill", "key": key, "signal": signal}))["sent"])
+    async def kill(self, key: str, signal: int, *, group: bool = True) -> bool:
+        """Signal the child's whole process group, or the child alone; false when nothing of it is left."""
+        return bool((await self._ask({"do": "kill", "key": key, "signal": signal, "group": group}))["sent"])
 
     async def forget(self, key: str) -> None:
         """Drop what is remembered of a child that is gone."""

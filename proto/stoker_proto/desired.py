@@ -22,6 +22,8 @@ class Assignment(Frozen):
     code: str | None = None
     allocations: tuple[Allocation, ...]
     preflight: Literal["fresh", "required"]
+    array_id: str | None = None
+    array_index: int | None = None
 
     def here(self, node: str) -> Allocation:
         return next(a for a in self.allocations if a.node == node)

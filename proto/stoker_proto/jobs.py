@@ -234,7 +234,8 @@ class RankExit(Frozen):
 class AttemptExited(AttemptEvent):
     """All processes of the attempt on this node are gone. Ranks stand in the order in which they ended.
 
-    `asked` is set when the platform stopped it; ranks in `before_stop` ended by themselves before that.
+    `asked` is set when the platform stopped it; ranks in `before_stop` ended by themselves before that. What ended
+    within the grace for a reason of its own keeps its own outcome: `ok`, `user_error` or `oom`.
     """
 
     type_name: ClassVar[str] = "stoker.attempt.exited.v1"
@@ -247,6 +248,11 @@ class AttemptExited(AttemptEvent):
     ranks: tuple[RankExit, ...] = ()
     before_stop: tuple[int, ...] = ()
     detail: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed by itself: unasked, or within the grace that a stop gave it."""
+        return self.outcome in ("user_error", "oom") or (self.asked is None and self.outcome != "ok")
 
 
 class AttemptReleased(AttemptEvent):
@@ -320,13 +326,17 @@ class MirrorCompleted(JobEvent):
 
 
 class Place(Frozen):
-    """Start an attempt on these GPUs: the whole gang or nothing."""
+    """Start an attempt on these GPUs: the whole gang or nothing.
+
+    `over` names waiting jobs whose claimed GPUs it may use, since it will be gone before they can start.
+    """
 
     action: Literal["place"] = "place"
     job_id: str
     attempt: int
     allocations: tuple[Allocation, ...]
     preflight: Literal["fresh", "required"]
+    over: tuple[str, ...] = ()
 
 
 class Stop(Frozen):

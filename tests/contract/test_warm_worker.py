@@ -105,6 +105,26 @@ async def test_exit_codes_are_those_of_plain_python(worker: Worker, code: str, e
     assert await worker.ended("a") == Exit(expected, None)
 
 
+async def test_a_child_can_be_signalled_without_what_it_started(worker: Worker) -> None:
+    code = """
+import signal, subprocess, sys
+helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+def save(*_):
+    print("helper", helper.poll(), flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+signal.pause()
+"""
+    await worker.run("a", code)
+    await until(lambda: "up" in worker.out("a"))
+    assert await worker.client.kill("a", signal.SIGTERM, group=False)
+    assert await worker.ended("a") == Exit(0, None)
+    assert worker.out("a") == "up\nhelper None\n"
+    assert not await worker.client.kill("a", signal.SIGTERM, group=False), "it was reaped"
+    assert await worker.client.kill("a", signal.SIGKILL), "its helper is still there"
+
+
 async def test_a_signal_is_told_as_a_signal(worker: Worker) -> None:
     await worker.run("a", "import os, signal; os.kill(os.getpid(), signal.SIGABRT)")
     assert await worker.ended("a") == Exit(None, signal.SIGABRT)

@@ -36,6 +36,7 @@ def test_an_entrypoint_is_one_rank_a_gpu() -> None:
     assert dict(second.env) == SHARED | {
         "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
         "STOKER_METRICS_FILE": "/node/attempts/j-2-7/rank-3.metrics",
+        "STOKER_STOP_FILE": "/node/attempts/j-2-7/rank-3.stop",
     }  # fmt: skip
 
 
@@ -43,7 +44,10 @@ def test_a_command_is_one_shell_a_node_that_sees_all_its_gpus() -> None:
     (only,) = plan(assignment(entrypoint=None, command="make train"), "b", MEET, PLACES, {"PATH": "/bin"})
     assert (only.rank, only.gpus, only.script) == (1, ("b0", "b1"), None)
     assert only.argv == ("bash", "-c", "make train")
-    assert dict(only.env) == SHARED | {"STOKER_METRICS_FILE": "/node/attempts/j-2-7/rank-1.metrics"}
+    assert dict(only.env) == SHARED | {
+        "STOKER_METRICS_FILE": "/node/attempts/j-2-7/rank-1.metrics",
+        "STOKER_STOP_FILE": "/node/attempts/j-2-7/rank-1.stop",
+    }
 
 
 def test_what_the_user_sets_wins() -> None:
@@ -63,6 +67,21 @@ def test_without_a_checkpoint_nothing_is_resumed() -> None:
 def test_the_number_of_checkpoints_to_keep_is_told() -> None:
     first, _ = plan(assignment(outputs={"checkpoints": {"keep": 5}}), "b", MEET, PLACES, {})
     assert dict(first.env)["STOKER_CHECKPOINT_KEEP"] == "5"
+
+
+def test_a_part_of_a_gpu_is_told_as_its_share() -> None:
+    whole = assignment()
+    parts = tuple(a.model_copy(update={"milli": 125}) for a in whole.allocations)
+    first, _ = plan(whole.model_copy(update={"allocations": parts}), "b", MEET, PLACES, {})
+    assert dict(first.env)["STOKER_GPU_FRACTION"] == "0.125"
+    assert "STOKER_GPU_FRACTION" not in dict(plan(whole, "b", MEET, PLACES, {})[0].env)
+
+
+def test_an_element_of_an_array_knows_its_place_in_it() -> None:
+    made = assignment(array={"size": 12}).model_copy(update={"array_id": "sweep", "array_index": 0})
+    first, _ = plan(made, "b", MEET, PLACES, {})
+    told = {"STOKER_ARRAY_ID": "sweep", "STOKER_ARRAY_INDEX": "0", "STOKER_ARRAY_SIZE": "12"}
+    assert told.items() <= dict(first.env).items()
 
 
 def test_a_process_has_the_same_key_after_every_restart_and_another_one_in_another_attempt() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +92,60 @@ def test_parameters_are_those_of_the_job(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "p.json").write_text('{"lr": 0.1}')
     monkeypatch.setenv("STOKER_PARAMETERS", str(tmp_path / "p.json"))
     assert training.parameters() == {"lr": 0.1}
+
+
+LOOP = """
+import os, sys, time
+from stoker import training
+steps = 0
+while not training.should_stop() and steps < float(sys.argv[1]):
+    steps += 1
+    print("step", flush=True)
+    time.sleep(0.01)
+if sys.argv[1] != "inf":
+    print("evaluating", flush=True)
+    time.sleep(0.5)
+"""
+
+
+def looping(tmp_path: Path, steps: str, until: str) -> subprocess.Popen[str]:
+    """A training loop that has said this, and was then asked to stop."""
+    env = os.environ | {"STOKER_STOP_FILE": str(tmp_path / "stop")}
+    process = subprocess.Popen([sys.executable, "-c", LOOP, steps], env=env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while process.stdout.readline() != f"{until}\n":
+        pass
+    process.send_signal(signal.SIGTERM)
+    return process
+
+
+def test_a_loop_that_looks_hears_of_its_stop_and_ends_as_it_likes(tmp_path: Path) -> None:
+    with looping(tmp_path, "inf", "step") as process:
+        assert process.wait(20) == 0
+    assert (tmp_path / "stop").read_text() == "told"
+
+
+def test_a_job_past_its_last_look_is_let_finish_and_the_launcher_can_tell(tmp_path: Path) -> None:
+    with looping(tmp_path, "2", "evaluating") as process:
+        assert process.wait(20) == 0
+    assert (tmp_path / "stop").read_text() == "heard"
+
+
+def test_a_helper_process_that_is_ended_does_not_speak_for_the_job(tmp_path: Path) -> None:
+    script = """
+import multiprocessing, time
+from stoker import training
+training.should_stop()
+fork = multiprocessing.get_context("fork")
+up = fork.Event()
+helper = fork.Process(target=lambda: (up.set(), time.sleep(60)))
+helper.start()
+up.wait()
+helper.terminate()
+helper.join(10)
+print(helper.exitcode, training.should_stop())
+"""
+    env = os.environ | {"STOKER_STOP_FILE": str(tmp_path / "stop")}
+    said = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert said.stdout == "-15 False\n"
+    assert not (tmp_path / "stop").exists()

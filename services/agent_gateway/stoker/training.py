@@ -1,4 +1,4 @@
-"""What a training script may call: log metrics, save complete checkpoints, resume. Standard library only.
+"""What a training script may call: log metrics, save complete checkpoints, resume, stop in time. Standard library only.
 
 Outside of Stoker (no STOKER_ variables set) logging goes nowhere, checkpoints go to ./checkpoints, and nothing resumes,
 so that the same script runs by hand.
@@ -11,15 +11,17 @@ import math
 import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["checkpoint_dir", "log", "parameters", "resume", "save"]
+__all__ = ["checkpoint_dir", "log", "parameters", "resume", "save", "should_stop"]
 
 MARKER = "COMPLETE"
 NAME = re.compile(r"^step-(\d+)$")
+_stop = {"listener": 0, "asked": False}
 
 
 def log(step: int, **metrics: float) -> None:
@@ -95,6 +97,36 @@ def resume() -> tuple[int, Path] | None:
         return None
     match = NAME.match(Path(given).name)
     return (int(match.group(1)), Path(given)) if match else None
+
+
+def should_stop() -> bool:
+    """Whether the platform has asked the job to end: save a checkpoint, then exit with 0 within the grace.
+
+    Call it in every step, on every rank, first from the main thread: from then on SIGTERM no longer ends the process at
+    once. Ranks hear of it at different moments, so let one decide for all (as `examples/chargpt` does).
+    """
+    if _stop["listener"] != os.getpid():
+        signal.signal(signal.SIGTERM, _asked)
+        _stop["listener"] = os.getpid()
+    if _stop["asked"]:
+        _note_stop("told")
+    return bool(_stop["asked"])
+
+
+def _asked(*_: object) -> None:
+    if _stop["listener"] != os.getpid():  # a helper process that was forked: what ends it is no stop of the job
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+    _stop["asked"] = True
+    _note_stop("heard")
+
+
+def _note_stop(what: str) -> None:
+    """For the launcher: a job that ends well without having been told of the stop has done its work."""
+    path = os.environ.get("STOKER_STOP_FILE")
+    if path is not None:
+        Path(path).write_text(what)
 
 
 def _forget_old(folder: Path, newest: Path) -> None:

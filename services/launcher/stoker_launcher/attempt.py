@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +31,11 @@ from stoker_proto import (
 from .checkpoint import newest
 from .facts import Facts
 from .ledger import Entry, Ledger
-from .outcome import classify
+from .outcome import classify, within_grace
 from .output import Output
 from .plan import Places, Process, Rendezvous, key_of, plan
 from .ports import free_port
+from .proof import proof
 from .ranks import POLL_S, Ranks
 from .reports import Reports
 from .settings import LauncherSettings
@@ -55,6 +57,7 @@ class Tools:
     devices: Devices
     worker: WarmWorker
     trees: CodeTrees
+    ports: Callable[[], Collection[int]]
 
 
 class Attempt:
@@ -128,7 +131,7 @@ class Attempt:
                 found = newest(self.checkpoints) if self._resumes() else None
                 self._note(
                     phase="prepared",
-                    master_port=free_port(self.tools.settings.address, self.entry.name),
+                    master_port=free_port(self.tools.settings.address, self.entry.name, self.tools.ports()),
                     resume_path=str(found.path) if found else None,
                     resume_step=found.step if found else None,
                 )
@@ -244,6 +247,7 @@ class Attempt:
             raise
         enough.set()
         await pumping
+        await output.tell_checkpoints()  # what was saved within the grace is known before the end is
         exits = ranks.exits(ended)
         asked = self.entry.stopping if len(alone) < len(numbers) else None
         if asked and any(e.code != 0 for e in exits if e.rank in alone):
@@ -251,9 +255,11 @@ class Attempt:
         if len(ended) < len(numbers):
             outcome = classify((), asked) if asked else "infra_node"
             detail = "the node's warm worker died and took the ranks with it"
+        elif asked:
+            outcome, detail = within_grace(exits, asked, ranks.unaware() | set(alone)), ""
         else:
             own = tuple(e for e in exits if e.rank in alone)
-            outcome, detail = classify(own if asked is None and own else exits, asked), ""
+            outcome, detail = classify(own or exits, None), ""
         exit = self._exited(outcome, ranks=exits, asked=asked, before_stop=alone, detail=detail)
         self._note(phase="exited", exit=exit)
 
@@ -296,7 +302,9 @@ class Attempt:
             if termed_at is None and (self._stop.is_set() or settled or self.entry.alone is not None):
                 termed_at = now
                 self._note(alone=alone)  # a restart must not take for a failure what obeyed
-                await ranks.signal(signal.SIGTERM)
+                # A shell waits for what it started, so both must hear of it. A rank decides itself what becomes of
+                # its helpers: it may need them to save.
+                await ranks.signal(signal.SIGTERM, group=self.assignment.spec.command is not None)
             if termed_at is not None and killed_at is None and now - termed_at >= self._grace_s(failed_at is None):
                 killed_at = now
                 await ranks.signal(signal.SIGKILL)
@@ -318,8 +326,7 @@ class Attempt:
         assert self.entry.exit is not None
         if self.entry.phase == "exited":
             self._tell(self.entry.exit)
-            proof = await self._proof()
-            await self._say_released(proof)
+            await self._say_released(await proof(self.tools.devices, self._ranks(), self.assignment, self.node))
             self._note(phase="released")
         output = self._output(self._numbers())
         await output.finish()
@@ -330,19 +337,9 @@ class Attempt:
         self._done()
         await self._ranks().forget()
 
-    async def _proof(self) -> str:
-        """Wait until no process of ours holds the GPUs, and say how we know."""
-        gpus = self.assignment.here(self.node).gpus
-        while True:
-            holders = [self.tools.devices.holders(gpu) for gpu in gpus]
-            if not any(holders):
-                told = "no process holds the GPUs" if None not in holders else "the driver does not tell who holds them"
-                return f"process groups gone; {told}"
-            await asyncio.sleep(0.1)
-
-    async def _say_released(self, proof: str) -> None:
+    async def _say_released(self, why: str) -> None:
         a = self.assignment
-        self._tell(AttemptReleased(job_id=a.job_id, attempt=a.attempt, node=self.node, fence=a.fence, proof=proof))
+        self._tell(AttemptReleased(job_id=a.job_id, attempt=a.attempt, node=self.node, fence=a.fence, proof=why))
         assert self._told
         await self._told
 

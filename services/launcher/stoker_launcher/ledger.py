@@ -63,6 +63,15 @@ class Ledger:
         entries = [Entry.model_validate_json(p.read_text()) for p in self._folder.glob("*.json")]
         return sorted((e for e in entries if e.phase != "done"), key=lambda e: e.assignment.fence)
 
+    def done(self, before: float) -> list[Entry]:
+        """Entries that nothing is left to do for since before that time."""
+        old = [p for p in self._folder.glob("*.json") if p.stat().st_mtime < before]
+        return [e for e in (Entry.model_validate_json(p.read_text()) for p in old) if e.phase == "done"]
+
+    def codes(self) -> set[str | None]:
+        """The code trees that entries name."""
+        return {Entry.model_validate_json(p.read_text()).assignment.code for p in self._folder.glob("*.json")}
+
     def finished(self, entry: Entry) -> bool:
         """Whether this attempt was brought to its end before."""
         path = self._folder / f"{entry.name}.json"

@@ -22,12 +22,14 @@ from stoker_proto import NodeAssignments, NodeJoined
 from .attempt import Attempt, Tools
 from .facts import Facts
 from .ledger import Entry, Ledger
+from .pruning import prune
 from .reports import Reports
 from .settings import LauncherSettings
 from .workspace import CodeTrees
 
 WORKER_CHECK_S = 0.5
 CONTACT_S = 5.0
+PRUNE_S = 600.0
 log = logging.getLogger(__name__)
 
 
@@ -50,8 +52,10 @@ class Node:
             devices=devices,
             worker=self._worker,
             trees=CodeTrees(bus.blobs, settings.node_dir / "code"),
+            ports=lambda: {a.entry.master_port for a in self._running.values() if a.entry.master_port is not None},
         )
         self._seen_seq = 0
+        self._named: set[str] | None = None
 
     async def run(self, ready: Callable[[], None]) -> None:
         """For ever. Attempts from the ledger are adopted before the node says that it is there."""
@@ -62,6 +66,7 @@ class Node:
             tasks.create_task(self._tools.facts.follow(start))
             tasks.create_task(self._keep_worker())
             tasks.create_task(self._keep_contact())
+            tasks.create_task(self._keep_room())
             for entry in self._tools.ledger.read():
                 self._adopt(entry, tasks)
             ready()
@@ -74,12 +79,13 @@ class Node:
             node=s.node,
             boot_epoch=s.boot_epoch,
             gpus=self._devices.inventory(),
-            cpus=os.cpu_count() or 1,
+            cpus=len(os.sched_getaffinity(0)),
             memory_bytes=psutil.virtual_memory().total,
             simulated=self._devices.simulated,
             labels=s.labels,
         )
-        await self._reports.say(event, s.node, s.boot_epoch)
+        labels = [f"{name}={value}" for name, value in sorted(s.labels.items())]
+        await self._reports.say(event, s.node, s.boot_epoch, *labels)
 
     def _adopt(self, entry: Entry, tasks: asyncio.TaskGroup) -> None:
         """Go on with an attempt of an earlier life of this launcher, unless the node has rebooted since."""
@@ -99,7 +105,7 @@ class Node:
         if wanted.seq < self._seen_seq:
             return
         self._seen_seq = wanted.seq
-        named = set()
+        named = self._named = set()
         for assignment in wanted.attempts:
             entry = Entry(assignment=assignment)
             named.add(entry.name)
@@ -165,6 +171,14 @@ class Node:
                 start_new_session=True,
                 pass_fds=(int(lifeline),) if lifeline else (),
             )
+
+    async def _keep_room(self) -> None:
+        """Prune now and then, once the desired state has told which attempts still matter."""
+        s = self._settings
+        while True:
+            if self._named is not None:
+                await prune(s.node_dir, self._tools.ledger, self._named, time.time() - s.keep_attempts_hours * 3600)
+            await asyncio.sleep(min(PRUNE_S, max(1.0, s.keep_attempts_hours * 360)))
 
     async def _keep_contact(self) -> None:
         """Stop every attempt once the log was out of reach for so long that the scheduler may start them elsewhere."""

@@ -81,7 +81,7 @@ class Output:
         while not enough.is_set():
             moved = await self._ship_once(finished=False)
             await self._tell_progress()
-            await self._tell_checkpoints()
+            await self.tell_checkpoints()
             if not moved:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
@@ -101,7 +101,8 @@ class Output:
             event = AttemptProgressed(job_id=a.job_id, attempt=a.attempt, step=self._step)
             await self._reports.say(event, a.job_id, a.attempt, self._node, self._step)
 
-    async def _tell_checkpoints(self) -> None:
+    async def tell_checkpoints(self) -> None:
+        """Say what has been saved since the last look; the head node does it for the gang."""
         if not self._head:
             return
         for found in complete(self._checkpoints):
@@ -141,7 +142,7 @@ class Output:
         while await self._ship_once(finished=True):
             pass
         await self._tell_progress()
-        await self._tell_checkpoints()
+        await self.tell_checkpoints()
 
     async def seal(self, blobs: BlobStore) -> tuple[SealedStream, ...]:
         """Put every stream whole into the blob store. A stream over the size limit is sealed as its last part."""

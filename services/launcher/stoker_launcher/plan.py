@@ -73,13 +73,21 @@ def plan(
     }
     if meet.master_addr == "127.0.0.1":
         common["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo resolves the host's name, which need not lead anywhere
+    if here.milli < 1000:
+        common["STOKER_GPU_FRACTION"] = f"{here.milli / 1000:g}"
+    if assignment.array_id is not None and spec.array is not None:
+        common |= {
+            "STOKER_ARRAY_ID": assignment.array_id,
+            "STOKER_ARRAY_INDEX": str(assignment.array_index),
+            "STOKER_ARRAY_SIZE": str(spec.array.size),
+        }
     if spec.outputs.checkpoints is not None:
         common["STOKER_CHECKPOINT_KEEP"] = str(spec.outputs.checkpoints.keep)
     if meet.resume_path is not None:
         common["STOKER_RESUME_FROM"] = meet.resume_path
     common |= spec.env_variables
     if spec.command is not None:
-        env = common | {"STOKER_METRICS_FILE": f"{places.attempt_dir}/rank-{here.node_rank}.metrics"}
+        env = common | _files(places, here.node_rank)
         argv = ("bash", "-c", spec.command)
         return (Process(here.node_rank, here.gpus, tuple(sorted(env.items())), None, argv, ()),)
     processes = []
@@ -91,8 +99,14 @@ def plan(
             "WORLD_SIZE": str(node_count * per_node),
             "LOCAL_WORLD_SIZE": str(per_node),
             "GROUP_RANK": str(here.node_rank),
-            "STOKER_METRICS_FILE": f"{places.attempt_dir}/rank-{rank}.metrics",
         }
+        env |= _files(places, rank)
         script = f"{places.code_dir}/{spec.entrypoint}"
         processes.append(Process(rank, (gpu,), tuple(sorted(env.items())), script, (), spec.args))
     return tuple(processes)
+
+
+def _files(places: Places, rank: int) -> dict[str, str]:
+    """Where a process tells its metrics, and that it heard of a stop."""
+    base = f"{places.attempt_dir}/rank-{rank}"
+    return {"STOKER_METRICS_FILE": f"{base}.metrics", "STOKER_STOP_FILE": f"{base}.stop"}

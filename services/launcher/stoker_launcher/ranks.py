@@ -7,8 +7,9 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stoker_chassis.device import Devices
 from stoker_chassis.warm import WarmWorker, WarmWorkerGone
@@ -89,10 +90,16 @@ class Ranks:
         """Whether a rank that has ended did so in any way but with code 0."""
         return bool(json.loads((self._folder / f"rank-{rank}.exit").read_text())["code"] != 0)
 
-    async def signal(self, number: int) -> None:
+    def unaware(self) -> set[int]:
+        """Ranks that were told to stop while the training helper listened, and never looked."""
+        files = {rank: self._folder / f"rank-{rank}.stop" for rank in self._keys}
+        return {rank for rank, file in files.items() if file.exists() and file.read_text() == "heard"}
+
+    async def signal(self, number: int, *, group: bool = True) -> None:
+        """Signal the ranks, each with all that it has started or alone."""
         for key in self._keys.values():
             with contextlib.suppress(WarmWorkerGone):
-                await self._worker.kill(key, number)
+                await self._worker.kill(key, number, group=group)
 
     async def sweep(self) -> None:
         """Kill whatever is left of their process groups, and wait until it is gone."""
@@ -116,14 +123,24 @@ class Ranks:
                 await asyncio.sleep(POLL_S)
 
     async def _end_group(self, rank: int) -> None:
-        try:
-            noted = json.loads((self._folder / f"rank-{rank}.pid").read_text())
-        except (FileNotFoundError, ValueError):
-            return
-        while began(noted["pid"]) in (None, noted["began"]) and group_lives(noted["pid"]):
+        noted = self._noted(rank)
+        while noted and _same(noted) and group_lives(noted["pid"]):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(noted["pid"], signal.SIGKILL)
             await asyncio.sleep(POLL_S)
+
+    def ours(self, pids: Iterable[int], marks: Mapping[str, str]) -> list[int]:
+        """Those of these processes that belong to the ranks: by their group, or by the environment they began with."""
+        groups = {noted["pid"] for rank in self._keys if (noted := self._noted(rank)) and _same(noted)}
+        wanted = {f"{name}={value}".encode() for name, value in marks.items()}
+        return [pid for pid in pids if _group(pid) in groups or wanted <= _environment(pid)]
+
+    def _noted(self, rank: int) -> dict[str, Any] | None:
+        try:
+            noted: dict[str, Any] = json.loads((self._folder / f"rank-{rank}.pid").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return noted
 
     async def forget(self) -> None:
         for key in self._keys.values():
@@ -162,6 +179,29 @@ def began(pid: int) -> str | None:
     """When the process began, which tells it from a later one with its number."""
     fields = _stat(pid)
     return fields[19] if fields else None
+
+
+def _same(noted: Mapping[str, Any]) -> bool:
+    """Whether the number of a noted process is still its own, or nobody's."""
+    return began(noted["pid"]) in (None, noted["began"])
+
+
+def lives(pid: int) -> bool:
+    """Whether we see such a process at all; the driver may name one of another process namespace."""
+    return _stat(pid) is not None
+
+
+def _group(pid: int) -> int | None:
+    fields = _stat(pid)
+    return int(fields[2]) if fields else None
+
+
+def _environment(pid: int) -> set[bytes]:
+    """What the process was executed with; nothing when it is somebody else's to know."""
+    try:
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return set()
 
 
 def group_lives(group: int) -> bool:

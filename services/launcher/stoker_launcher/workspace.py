@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import shutil
 import tarfile
 import zlib
@@ -31,6 +32,7 @@ class CodeTrees:
         """The unpacked tree. Raises KeyError when there is no such blob, BadTree, OSError, or Unavailable."""
         tree = self.path(digest)
         if tree.exists():
+            os.utime(tree)  # when it was last wanted
             return tree
         async with self._locks.setdefault(digest, asyncio.Lock()):
             if not tree.exists():
@@ -47,7 +49,7 @@ def unpack(archive: Path, tree: Path) -> None:
     """Unpack into a folder beside and move it there whole. Nothing may point outside the tree."""
     part = tree.with_name(f".{tree.name}.part")
     if part.exists():
-        _remove(part)  # of a launcher that died at it
+        remove(part)  # of a launcher that died at it
     part.mkdir(parents=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -60,10 +62,11 @@ def unpack(archive: Path, tree: Path) -> None:
         raise BadTree(str(error)) from error
     finally:
         if part.exists():
-            _remove(part)
+            remove(part)
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
+    """Remove a tree, which is read-only."""
     for path in [folder, *(p for p in folder.rglob("*") if p.is_dir() and not p.is_symlink())]:
         path.chmod(0o700)
     shutil.rmtree(folder, ignore_errors=True)
