@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -344,3 +345,29 @@ async def test_after_the_last_round_the_agent_rests_until_the_leader_has_judged(
         await bench.tell(RetestRequested(node="n9"))
         await bench.look_again()
     assert [r.round for r in await bench.all(PreflightReported)] == [1, 2, 3]
+
+
+async def test_a_gpu_that_another_attempt_keeps_busy_passes_the_preflight(bench: Bench) -> None:
+    SimulatedDevices("n1", bench.folder, 2).opened("SIM-n1-0", os.getpid())
+    placed = gang("n1", gpus=1)
+    part = placed.allocations[0].model_copy(update={"gpus": ("SIM-n1-0",), "milli": 500})
+    async with bench.agent():
+        await bench.joined()
+        await bench.tell(placed.model_copy(update={"allocations": (part,)}))
+        (told,) = await bench.first(PreflightReported)
+    assert (told.results, told.error, len(told.sums)) == ((), None, 1)
+
+
+async def test_an_attempt_that_broke_within_its_grace_is_looked_after_and_one_that_gave_way_is_not(
+    bench: Bench,
+) -> None:
+    async with bench.agent():
+        await bench.joined()
+        for job, outcome in (("gave-way", "preempted"), ("broke", "oom")):
+            await bench.tell(gang("n1", preflight="fresh").model_copy(update={"job_id": job}))
+            ended = exit_of("n1", outcome=outcome, asked="preempted")
+            await bench.tell(ended.model_copy(update={"job_id": job}))
+        (scanned,) = await bench.first(NodeScanned)
+        await bench.look_again()
+    assert scanned.job_id == "broke"
+    assert len(await bench.all(NodeScanned)) == 1

@@ -190,6 +190,36 @@ def test_an_attempt_that_was_stopped_or_succeeded_is_not_blamed() -> None:
         assert leader.tell(exit_of("n1", outcome=outcome, asked=asked), scanned("n1")) == []
 
 
+def test_what_broke_within_the_grace_of_a_preemption_is_the_jobs_own() -> None:
+    last = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    peer = raised(1, "torch.distributed.DistBackendError: NCCL error", "DistBackendError")
+    ended = exit_of("n1", peer, raised(0, last, "OutOfMemoryError"), outcome="oom", asked="preempted", before_stop=())
+    told = blamed(ended, exit_of("n2", killed(2, 15), outcome="preempted", asked="preempted", before_stop=()))
+    assert (told.outcome, told.blame, told.retry, told.first_rank) == ("oom", "user", False, 0)
+    assert told.problem.code == "cuda_oom"
+
+
+def test_a_preemption_alone_is_nobodys_fault_and_neither_is_work_that_was_done_within_its_grace() -> None:
+    for outcome in ("preempted", "ok"):
+        leader = running("n1")
+        ended = exit_of("n1", RankExit(rank=0, code=0), outcome=outcome, asked="preempted", before_stop=())
+        assert leader.tell(ended, scanned("n1")) == []
+
+
+def test_a_fault_of_a_gpu_that_two_attempts_share_concerns_both() -> None:
+    leader = Leader().ready("n1")
+    half = gang("n1", gpus=1, preflight="fresh")
+    half = half.model_copy(update={"allocations": (half.allocations[0].model_copy(update={"milli": 500}),)})
+    leader.tell(half, half.model_copy(update={"job_id": "k"}))
+    leader.tell(found("n1", entity="n1-gpu-0", id="xid79", check="xid"))
+    said: list[Event] = []
+    for job in ("j", "k"):
+        ended = exit_of("n1", killed(0, 6), outcome="infra_gpu").model_copy(update={"job_id": job})
+        said += leader.tell(ended, scanned("n1").model_copy(update={"job_id": job}))
+    told = [e for e in said if isinstance(e, JobFailureAttributed)]
+    assert [(e.job_id, e.outcome, e.node) for e in told] == [("j", "infra_gpu", "n1"), ("k", "infra_gpu", "n1")]
+
+
 ranks = st.builds(
     RankExit,
     rank=st.integers(0, 7),

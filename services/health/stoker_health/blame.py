@@ -19,6 +19,8 @@ CASCADES = (
 )
 CUDA_OOM = ("CUDA out of memory", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
 HOST_OOM = ("MemoryError", "Out of memory: Killed process", "DefaultCPUAllocator: can't allocate memory")
+# What ranks raise when they, or their neighbours, are told to stop.
+OF_THE_STOP = ("KeyboardInterrupt", "SignalException", "DistBackendError", "DistNetworkError", "DistStoreError")
 SIGKILL, SIGTERM = 9, 15
 EVIDENCE_LINES = 6
 
@@ -55,6 +57,9 @@ def is_cascade(rank: RankExit) -> bool:
 
 
 def _own_failures(exited: AttemptExited) -> list[RankExit]:
+    """Ranks that failed before anybody was told to stop; or, if the node's part failed within its grace, in that."""
+    if exited.asked is not None and exited.failed:
+        return [r for r in exited.ranks if r.code and r.error_type not in OF_THE_STOP]
     return [r for r in exited.ranks if r.code != 0 and r.rank in exited.before_stop]
 
 

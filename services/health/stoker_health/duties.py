@@ -92,7 +92,7 @@ def evolve(duties: Duties, recorded: Recorded) -> Duties:
             duties.preflights.pop((event.job_id, event.attempt), None)
         case AttemptExited():
             key = (event.job_id, event.attempt)
-            if key in duties.gangs and event.asked is None and event.outcome != "ok":
+            if key in duties.gangs and event.failed:
                 duties.scans.setdefault(key)
         case NodeScanned() if event.node == duties.node:
             # Kept out for good: a second exit of the same gang asks for no second scan.

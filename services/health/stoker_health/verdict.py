@@ -175,7 +175,7 @@ def _gang(health: Health, recorded: Recorded) -> None:
             gang.judged = True
         case AttemptExited():
             gang.exits.append(event)
-            if gang.failed_ms is None and event.asked is None and event.outcome != "ok":
+            if gang.failed_ms is None and event.failed:
                 gang.failed_ms = recorded.at_ms
         case NodeScanned():
             gang.scanned.add(event.node)
