@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stoker_proto import Envelope, Recorded
 
@@ -66,6 +66,14 @@ class Position:
 START = Position()
 
 
+class Burst(NamedTuple):
+    """Events that arrived together: the wanted ones, and how far the log was read with them, the unwanted included."""
+
+    recorded: list[Recorded]
+    position: Position
+    at_ms: int
+
+
 class EventLog(Protocol):
     async def append(self, envelope: Envelope, expect: Expect | None = None) -> Appended:
         """Append once, even when an answer is lost: the envelope's id makes retries safe.
@@ -90,5 +98,13 @@ class EventLog(Protocol):
         """Every event after `position`, in order, without a gap, for ever; waits for new ones.
 
         Survives server restarts, deleted consumers and slow callers. Raises Diverged.
+        """
+        ...
+
+    def bursts(self, position: Position = START, wants: frozenset[str] | None = None) -> AsyncIterator[Burst]:
+        """The same for folds, which come from far and need some types only (None: all).
+
+        What is not wanted is checked for gaps and counted, but not decoded. Never waits to make a burst larger, and a
+        burst without a wanted event still tells how far the log was read.
         """
         ...

@@ -14,12 +14,12 @@ from nats.errors import MaxPayloadError
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 import nats
-from stoker_proto import Envelope, Recorded, decode, encode, subjects
+from stoker_proto import Envelope, Recorded, decode, decoder, encode, event_id, subjects
 
-from .eventlog import START, Appended, Conflict, Diverged, Expect, Position, Refused, Unavailable
+from .eventlog import START, Appended, Burst, Conflict, Diverged, Expect, Position, Refused, Unavailable
 from .jetstream_questions import NatsQuestions
 from .jetstream_stores import JetStreamBlobs, JetStreamBoard, JetStreamLease, JetStreamTelemetry
-from .reader import StreamGone, follow_stream
+from .reader import StreamGone, bursts_of, follow_stream
 from .stores import Bus
 from .streams import ensure
 from .telemetry import with_trace
@@ -115,31 +115,44 @@ class JetStreamLog:
                 raise Unavailable(str(error)) from error
 
     async def follow(self, position: Position = START) -> AsyncIterator[Recorded]:
-        last, event_id, at_ms = position.seq, position.event_id, 0
+        async for burst in self.bursts(position):
+            for recorded in burst.recorded:
+                yield recorded
+
+    async def bursts(self, position: Position = START, wants: frozenset[str] | None = None) -> AsyncIterator[Burst]:
+        read = decoder(wants)
+        at_ms = 0
 
         async def verify(seq: int) -> None:
             """A log that lost its tail reuses sequences; the id at the checkpoint tells if it is still the same one."""
-            if seq and event_id:
-                await self._check(seq, event_id)
+            if seq and position.event_id:
+                await self._check(position)
 
         try:
-            async for m in follow_stream(self._nc, subjects.EVENTS, last, ">", verify=verify):
-                if m.seq != last + 1:
-                    raise Diverged(f"events {last + 1} to {m.seq - 1} are missing from the log")
-                recorded = decode(m.payload, seq=m.seq, at_ms=max(at_ms, m.at_ms))
-                last, event_id, at_ms = m.seq, recorded.envelope.id, recorded.at_ms
-                yield recorded
+            async for arrived in bursts_of(self._nc, subjects.EVENTS, position.seq, ">", verify=verify):
+                seq, found = position.seq, []
+                for m in arrived:
+                    seq += 1
+                    if m.seq != seq:
+                        raise Diverged(f"events {seq} to {m.seq - 1} are missing from the log")
+                    if m.at_ms > at_ms:
+                        at_ms = m.at_ms
+                    recorded = read(m.payload, seq, at_ms)
+                    if recorded is not None:
+                        found.append(recorded)
+                position = Position(seq, event_id(arrived[-1].payload))
+                yield Burst(found, position, at_ms)
         except StreamGone as error:
             raise Diverged(str(error)) from error
 
-    async def _check(self, seq: int, event_id: str) -> None:
+    async def _check(self, position: Position) -> None:
         try:
-            msg = await self._js.get_msg(subjects.EVENTS, seq)
+            msg = await self._js.get_msg(subjects.EVENTS, position.seq)
         except NotFoundError as error:
-            raise Diverged(f"event {seq} is missing from the log") from error
-        found = decode(msg.data or b"", seq=seq, at_ms=0).envelope.id
-        if found != event_id:
-            raise Diverged(f"event {seq} is {found}, not {event_id}")
+            raise Diverged(f"event {position.seq} is missing from the log") from error
+        found = event_id(msg.data or b"")
+        if found != position.event_id:
+            raise Diverged(f"event {position.seq} is {found}, not {position.event_id}")
 
 
 async def bus_on(nc: Client, replicas: int = 1) -> Bus:

@@ -12,9 +12,11 @@ from pathlib import Path
 from stoker_proto import Envelope, Recorded, decode, encode
 
 from .clock import new_id
-from .eventlog import START, Appended, Conflict, Diverged, Expect, Position, Unavailable
+from .eventlog import START, Appended, Burst, Conflict, Diverged, Expect, Position, Unavailable
 from .questions import Handler, QuestionFailed, answered, fits
 from .stores import MAX_BLOB, BlobTooLarge, Bus, Sample
+
+BURST = 100
 
 
 def wall_ms() -> int:
@@ -81,15 +83,22 @@ class MemoryLog:
                 yield recorded
 
     async def follow(self, position: Position = START) -> AsyncIterator[Recorded]:
+        async for burst in self.bursts(position):
+            for recorded in burst.recorded:
+                yield recorded
+
+    async def bursts(self, position: Position = START, wants: frozenset[str] | None = None) -> AsyncIterator[Burst]:
         at = position.seq
         known = self._records[at - 1].envelope.id if 0 < at <= len(self._records) else ""
         if at > len(self._records) or (position.event_id and known != position.event_id):
             raise Diverged(f"the log does not hold event {position.event_id} at {at}")
         while True:
-            while at < len(self._records):
-                at += 1
-                yield self._records[at - 1]
-            await self._bell.wait()
+            if arrived := self._records[at : at + BURST]:
+                at += len(arrived)
+                found = [r for r in arrived if wants is None or r.envelope.type in wants]
+                yield Burst(found, Position(at, arrived[-1].envelope.id), arrived[-1].at_ms)
+            else:
+                await self._bell.wait()
 
 
 class MemoryBlobs:

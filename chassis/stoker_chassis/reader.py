@@ -1,8 +1,9 @@
 """The gapless reader of a JetStream stream: overlapping pulls, every sequence checked, resumed after any loss.
 
 nats-py's own iterators make a task and a timer per message, and its ordered consumer drops messages when the handler is
-slow. Here requests for the next batch are published ahead of need to one inbox, whose queue is read directly; whatever
-goes wrong (server gone, consumer deleted, a delivery missing) ends in a new consumer that starts after the last event.
+slow. Here requests for the next batch are published ahead of need to one inbox, whose queue is tapped (`wire`) and read
+directly; whatever goes wrong (server gone, consumer deleted, a delivery missing) ends in a new consumer that starts
+after the last message.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NamedTuple
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -23,22 +23,13 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from .clock import new_id
+from .wire import Delivered, tap, untap
 
 BATCH = 1000
 AHEAD = 3
 HEARTBEAT_S = 1.0
 PAUSE_S = 0.1
 log = logging.getLogger(__name__)
-
-
-class Delivered(NamedTuple):
-    """A stored message and its place: stream sequence, the server's time of storing it, and how many come after it."""
-
-    seq: int
-    pending: int
-    at_ms: int
-    subject: str
-    payload: bytes
 
 
 class _Lost(Exception):
@@ -60,7 +51,7 @@ class _Consumer:
         self._nc = nc
         self._sub = sub
         # The queue's own deque: its get() costs more than all the rest of a read, and nothing else takes from it.
-        self._waiting: deque[Msg] = sub._pending_queue._queue  # type: ignore[attr-defined]
+        self._waiting: deque[Msg | list[Delivered]] = sub._pending_queue._queue  # type: ignore[attr-defined]
         self._batch = batch
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
         self._delete = f"$JS.API.CONSUMER.DELETE.{stream}.{name}"
@@ -83,37 +74,39 @@ class _Consumer:
 
     async def close(self) -> None:
         """Nobody waits for an answer: a consumer that is not deleted now is forgotten by the server in 30 s."""
+        untap(self._nc, self._sub)
         with contextlib.suppress(NatsError, OSError):
             await self._sub.unsubscribe()
             await self._nc.publish(self._delete, reply=self._sub.subject)
 
-    async def message(self) -> Msg:
-        """The next message or status; _Lost when even heartbeats have stopped, or the server has forgotten us."""
+    async def item(self) -> Msg | list[Delivered]:
+        """What comes next, or a status; _Lost when even heartbeats have stopped, or the server has forgotten us."""
         queue = self._sub._pending_queue
         for _ in range(10):
             # Not wait_for(): in Python 3.11 it can swallow a cancellation that comes with a message.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_S / 4):
-                    waited: Msg = await queue.get()
+                    waited: Msg | list[Delivered] = await queue.get()
                     return waited
             if self._nc.stats["reconnects"] != self._connection:
                 raise _Lost("reconnected")
         raise _Lost("no heartbeat")
 
-    async def take(self) -> Delivered | None:
-        """The next stored message; None for a heartbeat or an expired request."""
+    async def take(self) -> list[Delivered]:
+        """The next stored messages, as many as arrived together; none for a heartbeat or an expired request."""
         waiting = self._waiting
-        msg = waiting.popleft() if waiting else await self.message()
-        if not msg.data and (headers := msg.headers) and "Status" in headers:
-            await self._status(headers)
-            return None
-        # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time ns>.<pending>
-        tokens = msg.reply.split(".")
-        if int(tokens[6]) != self._delivered + 1:
-            raise _Lost(f"delivery {tokens[6]} after {self._delivered}")
-        self._delivered += 1
-        self._asked -= 1
-        return Delivered(int(tokens[5]), int(tokens[8]), int(tokens[7]) // 1_000_000, msg.subject, msg.data)
+        item = waiting.popleft() if waiting else await self.item()
+        if not isinstance(item, list):
+            if not item.data and (headers := item.headers) and "Status" in headers:
+                await self._status(headers)
+                return []
+            item = [_delivered(item)]
+        # Deliveries only count up, so when both ends are right, everything in between is.
+        if item[0].delivery != self._delivered + 1 or item[-1].delivery != self._delivered + len(item):
+            raise _Lost(f"deliveries {item[0].delivery} to {item[-1].delivery} after {self._delivered}")
+        self._delivered += len(item)
+        self._asked -= len(item)
+        return item
 
     async def _status(self, headers: dict[str, str]) -> None:
         """A heartbeat or an expired request; _Lost for anything else."""
@@ -123,6 +116,13 @@ class _Consumer:
             await self.ask()
         elif status != "100":
             raise _Lost(f"{status} {headers.get('Description', '')}")
+
+
+def _delivered(msg: Msg) -> Delivered:
+    """A message that nats-py itself has parsed."""
+    # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time ns>.<pending>
+    _, _, _, _, _, seq, delivery, at_ns, pending = msg.reply.split(".")
+    return Delivered(int(seq), int(delivery), int(pending), int(at_ns) // 1_000_000, msg.subject, msg.data)
 
 
 async def _end(nc: Client, stream: str, after: int) -> int:
@@ -152,10 +152,20 @@ async def _open(nc: Client, stream: str, after: int, subject: str, batch: int) -
     )
     info = await nc.jetstream(timeout=3).add_consumer(stream, config)
     sub = await nc.subscribe(nc.new_inbox(), pending_msgs_limit=0, pending_bytes_limit=0)
+    tap(nc, sub)
     return _Consumer(nc, stream, name, sub, batch), info.num_pending or 0
 
 
 async def follow_stream(
+    nc: Client, stream: str, after: int, subject: str, *, wait: bool = True, batch: int | None = None
+) -> AsyncIterator[Delivered]:
+    """Every message of the stream after sequence `after` that matches `subject`, one by one: see `bursts_of`."""
+    async for burst in bursts_of(nc, stream, after, subject, wait=wait, batch=batch):
+        for delivered in burst:
+            yield delivered
+
+
+async def bursts_of(
     nc: Client,
     stream: str,
     after: int,
@@ -164,8 +174,8 @@ async def follow_stream(
     wait: bool = True,
     batch: int | None = None,
     verify: Callable[[int], Awaitable[None]] | None = None,
-) -> AsyncIterator[Delivered]:
-    """Every message of the stream after sequence `after` that matches `subject`, in order.
+) -> AsyncIterator[list[Delivered]]:
+    """Every message of the stream after sequence `after` that matches `subject`, in order, as they arrive together.
 
     With `wait` for ever, else up to the end at the time of the call. Three times `batch` messages at most lie in
     memory; `verify(last)` is asked before each (re)start if this is still the stream that was read up to `last`.
@@ -184,15 +194,18 @@ async def follow_stream(
             consumer, waiting = await _open(nc, stream, last, subject, batch or BATCH)
             await consumer.ask()
             while wait or waiting:
-                delivered = await consumer.take()
-                if delivered is None:
+                burst = await consumer.take()
+                if not burst:
                     if not wait:
                         raise _Lost("quiet before the end")
                     continue
-                if until is not None and delivered.seq > until:
+                if until is not None and burst[-1].seq > until:
+                    burst = [delivered for delivered in burst if delivered.seq <= until]
+                    if burst:
+                        yield burst
                     return
-                yield delivered
-                last, waiting = delivered.seq, delivered.pending
+                yield burst
+                last, waiting = burst[-1].seq, burst[-1].pending
                 if consumer.low:
                     await consumer.ask()
             return

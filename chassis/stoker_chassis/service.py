@@ -14,22 +14,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stoker_proto import Envelope, Event, LeaderElected, Recorded
 
 from .clock import LogClock, stamp
-from .eventlog import Conflict, Expect, Unavailable
+from .eventlog import START, Burst, Conflict, Expect, Unavailable
 from .stores import Bus
 from .telemetry import span
 
 LEASE_TTL_S = 3
 RENEW_S = 1.0
 RETRY_S = 1.0
-BURST = 2_000
+HELD = 2_000
 log = logging.getLogger(__name__)
 
 
@@ -54,6 +53,14 @@ class Core(Protocol):
     def due_ms(self, now_ms: int) -> int | None:
         """The next moment on the log's clock at which deciding could matter without news; None: never."""
         ...
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A core that folds events of some types only; the others are counted, but not even decoded."""
+
+    @property
+    def wants(self) -> frozenset[str]: ...
 
 
 class _Leadership:
@@ -89,23 +96,25 @@ class _Leadership:
 class _Reader:
     """Follows the log into a bounded buffer, so that the loop can take bursts and also wait for other things."""
 
-    def __init__(self, bus: Bus, wake: asyncio.Event) -> None:
+    def __init__(self, bus: Bus, wants: frozenset[str] | None, wake: asyncio.Event) -> None:
         self._bus = bus
+        self._wants = wants
         self._wake = wake
         self._room = asyncio.Event()
-        self.buffer: deque[Recorded] = deque()
+        self._held = 0
+        self.buffer: list[Burst] = []
 
     async def run(self) -> None:
-        async for recorded in self._bus.log.follow():
-            self.buffer.append(recorded)
+        async for burst in self._bus.log.bursts(START, self._wants):
+            self.buffer.append(burst)
+            self._held += len(burst.recorded)
             self._wake.set()
-            while len(self.buffer) >= BURST:
+            while self._held >= HELD:
                 self._room.clear()
                 await self._room.wait()
 
-    def take(self) -> list[Recorded]:
-        taken = list(self.buffer)
-        self.buffer.clear()
+    def take(self) -> list[Burst]:
+        taken, self.buffer, self._held = self.buffer, [], 0
         self._room.set()
         return taken
 
@@ -127,7 +136,7 @@ async def lead(
     """
     wake = asyncio.Event()
     leadership = _Leadership(bus, service, holder, wake)
-    reader = _Reader(bus, wake)
+    reader = _Reader(bus, core.wants if isinstance(core, Selective) else None, wake)
     tasks = [asyncio.create_task(leadership.keep()), asyncio.create_task(reader.run())]
     for task in tasks:
         task.add_done_callback(lambda _: wake.set())
@@ -168,13 +177,16 @@ class _Loop:
     cause: Recorded | None = None
     again: bool = False  # something was unavailable in the last turn, and no news may come to wake the next one
 
-    def fold(self, burst: list[Recorded]) -> None:
-        for recorded in burst:
-            self.core.evolve(recorded)
-            self.seq = recorded.seq
-        if burst:
-            self.clock.saw(burst[-1].at_ms)
-            self.cause = burst[-1]
+    def fold(self, bursts: list[Burst]) -> None:
+        evolve = self.core.evolve
+        for burst in bursts:
+            for recorded in burst.recorded:
+                evolve(recorded)
+            if burst.recorded:
+                self.cause = burst.recorded[-1]
+            self.seq = burst.position.seq
+        if bursts:
+            self.clock.saw(bursts[-1].at_ms)
 
     def timeout(self, poll_s: float | None) -> float | None:
         """Seconds to the next due time; never zero, so that a core that is wrong about it cannot spin."""

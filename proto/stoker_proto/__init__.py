@@ -48,7 +48,7 @@ from .cluster import (
     WindowClosed,
     WindowOpened,
 )
-from .codec import REGISTRY, decode, decode_event, encode, from_line, seal, to_line
+from .codec import REGISTRY, decode, decode_event, decoder, encode, event_id, from_line, seal, to_line
 from .desired import Assignment, NodeAssignments
 from .envelope import Envelope, Event, Frozen, Recorded, Unknown
 from .jobs import (
@@ -230,7 +230,9 @@ __all__ = [
     "WindowOpened",
     "decode",
     "decode_event",
+    "decoder",
     "encode",
+    "event_id",
     "from_line",
     "problem",
     "seal",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
@@ -55,13 +55,34 @@ class Envelope(Frozen):
     data: Annotated[dict[str, Any], SkipValidation] = Field(default_factory=dict)
 
 
-class Recorded(NamedTuple):
+class Recorded:
     """An event at its place in the log: `seq` orders everything, `at_ms` is the log's own clock, never running back.
 
-    A named tuple, because readers make millions of them and its fields are checked already.
+    A stored envelope may be given as its bytes, and is then opened when somebody looks into it: folds read millions of
+    events and need the event alone. Never changed after it was made, like all values here.
     """
 
-    seq: int
-    at_ms: int
-    envelope: Envelope
-    event: Event
+    __slots__ = ("_envelope", "at_ms", "event", "seq")
+
+    def __init__(self, seq: int, at_ms: int, envelope: Envelope | bytes, event: Event) -> None:
+        self.seq = seq
+        self.at_ms = at_ms
+        self.event = event
+        self._envelope = envelope
+
+    @property
+    def envelope(self) -> Envelope:
+        if isinstance(self._envelope, bytes):
+            self._envelope = Envelope.model_validate_json(self._envelope)
+        return self._envelope
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Recorded):
+            return NotImplemented
+        mine, theirs = (self.seq, self.at_ms, self.event), (other.seq, other.at_ms, other.event)
+        return mine == theirs and self.envelope == other.envelope
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Recorded(seq={self.seq}, at_ms={self.at_ms}, envelope={self.envelope!r}, event={self.event!r})"

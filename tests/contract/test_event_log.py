@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from stoker_chassis.clock import stamp
-from stoker_chassis.eventlog import Appended, Conflict, Diverged, EventLog, Expect, Position
+from stoker_chassis.eventlog import START, Appended, Burst, Conflict, Diverged, EventLog, Expect, Position
 from stoker_chassis.stores import Bus
-from stoker_proto import Envelope, Unknown
-from tests.builders import ready
+from stoker_proto import Envelope, NodeJoined, Recorded, Unknown
+from tests.builders import joined, ready
 from tests.waiting import take
 
 
@@ -176,6 +176,74 @@ async def test_followers_see_one_order(log: EventLog) -> None:
     first, second = await asyncio.gather(*(take(each, 50) for each in following))
     await writing
     assert first == second
+
+
+async def read_to(log: EventLog, end: int, wants: frozenset[str] | None, position: Position = START) -> list[Burst]:
+    """The bursts after the position up to the sequence `end`."""
+    bursts: list[Burst] = []
+    async with asyncio.timeout(20):
+        async for burst in log.bursts(position, wants):
+            bursts.append(burst)
+            if burst.position.seq >= end:
+                break
+    return bursts
+
+
+def folded(bursts: list[Burst]) -> list[Recorded]:
+    return [recorded for burst in bursts for recorded in burst.recorded]
+
+
+async def mixed(log: EventLog, count: int) -> list[Recorded]:
+    """Every third event is a node that joined."""
+    for i in range(count):
+        await log.append(stamp(joined(f"n{i}") if i % 3 == 1 else ready(f"n{i}"), "test"))
+    return [r async for r in log.read()]
+
+
+async def test_bursts_together_are_what_follow_gives(log: EventLog) -> None:
+    everything = await mixed(log, 30)
+    bursts = await read_to(log, 30, None)
+    assert folded(bursts) == everything
+    for burst in bursts:
+        last = burst.recorded[-1]
+        assert (burst.position, burst.at_ms) == (Position(last.seq, last.envelope.id), last.at_ms)
+
+
+async def test_bursts_hold_the_wanted_types_and_tell_how_far_the_log_was_read(log: EventLog) -> None:
+    everything = await mixed(log, 30)
+    bursts = await read_to(log, 30, frozenset({NodeJoined.type_name}))
+    assert folded(bursts) == [r for r in everything if isinstance(r.event, NodeJoined)]
+    assert bursts[-1].position == Position(30, everything[-1].envelope.id)
+    assert [b.position.seq for b in bursts] == sorted({b.position.seq for b in bursts})
+
+
+async def test_a_fold_that_wants_nothing_still_learns_how_far_the_log_goes(log: EventLog) -> None:
+    await mixed(log, 6)
+    bursts = await read_to(log, 6, frozenset())
+    assert folded(bursts) == []
+    assert bursts[-1].position.seq == 6
+    following = log.bursts(bursts[-1].position, frozenset())
+    coming = asyncio.create_task(take(following, 1))
+    await asyncio.sleep(0.05)
+    assert not coming.done()
+    at = await log.append(event())
+    (burst,) = await coming
+    assert (burst.recorded, burst.position.seq) == ([], at.seq)
+
+
+async def test_bursts_go_on_after_a_position(log: EventLog) -> None:
+    everything = await mixed(log, 9)
+    wants = frozenset({NodeJoined.type_name})
+    bursts = await read_to(log, 9, wants, Position(4, everything[3].envelope.id))
+    assert [r.seq for r in folded(bursts)] == [5, 8]
+
+
+async def test_an_unknown_type_is_wanted_by_its_name_or_among_all(log: EventLog) -> None:
+    later = event().model_copy(update={"type": "stoker.later.v9", "data": {"type": "stoker.node.joined.v1"}})
+    await log.append(later)
+    assert [r.event for r in folded(await read_to(log, 1, None))] == [Unknown(type=later.type, data=later.data)]
+    assert [r.envelope for r in folded(await read_to(log, 1, frozenset({later.type})))] == [later]
+    assert folded(await read_to(log, 1, frozenset({NodeJoined.type_name}))) == []
 
 
 @pytest.mark.parametrize(

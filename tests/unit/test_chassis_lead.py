@@ -114,6 +114,25 @@ async def test_a_new_leader_folds_everything_up_to_its_own_election_before_it_de
     assert len(await made_ready(bus)) == 300
 
 
+@dataclass
+class Choosy(Greeter):
+    """Knows nothing but nodes, and says so."""
+
+    wants: frozenset[str] = frozenset({NodeJoined.type_name, NodeReady.type_name})
+
+
+async def test_a_core_sees_only_what_it_wants_and_leads_all_the_same(bus: Bus) -> None:
+    await append(bus, "a")
+    core = Choosy(guarded=False)
+    async with leading(bus, "x", core):
+        await until(readies(bus, 1))
+        await append(bus, "b")
+        await until(readies(bus, 2))
+    assert await leaders(bus) == ["x"]
+    assert await made_ready(bus) == ["a", "b"]
+    assert {type(r.event) for r in core.folded} == {NodeJoined, NodeReady}
+
+
 async def test_only_one_of_two_leads_and_the_other_takes_over(bus: Bus) -> None:
     first, second = Greeter(guarded=False), Greeter(guarded=False)
     async with leading(bus, "x", first) as leader:
