@@ -24,6 +24,7 @@ def job(**more: Any) -> dict[str, Any]:
         "job_id": "job-0123456789abcdef", "experiment_name": "e", "state": "failed", "cancelling": False,
         "spec": {"compute": {"accelerator_type": "GPU_2xANY", "num_accelerators": 4, "priority_class": "NORMAL"}},
         "actor": "user/admin", "submitted_ms": 1_000, "finished_ms": 9_000, "gpu_ms": 16_000, "step": 12,
+        "queue": "default", "priority": 0, "boosted": False, "held": False, "array_id": None, "array_index": None,
         "checkpoint_step": 10, "attempts": [attempt], "mlflow_url": "http://m/#/x", "reasons": [],
         "problem": problem("python_exception", TRICKY).model_dump(mode="json"),
     } | more  # fmt: skip

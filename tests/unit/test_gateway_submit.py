@@ -12,7 +12,7 @@ import pytest
 from stoker_chassis.eventlog import Appended, Expect, Unavailable
 from stoker_chassis.memory import MemoryLog, memory_bus
 from stoker_chassis.stores import Bus
-from stoker_gateway.fit import never_fits
+from stoker_gateway.fit import Machine, never_fits
 from stoker_gateway.identity import keyed_job_id, spec_hash
 from stoker_proto import Envelope, Gpu, JobSubmitted
 from tests.builders import joined, spec
@@ -162,8 +162,9 @@ def test_the_spec_hash_says_what_runs_and_not_what_it_is_called() -> None:
 
 
 def test_the_nearest_shape_keeps_as_many_gpus_as_it_can() -> None:
-    def node(count: int, model: str = "H100") -> list[Gpu]:
-        return [Gpu(uuid=str(i), index=i, model=model, name=model, memory_bytes=1) for i in range(count)]
+    def node(count: int, model: str = "H100") -> Machine:
+        gpus = (Gpu(uuid=str(i), index=i, model=model, name=model, memory_bytes=1) for i in range(count))
+        return Machine(tuple(gpus))
 
     mixed = [node(8), node(8), node(4), node(2, "A10")]
     assert never_fits(spec(2, 8, "H100"), mixed) is None

@@ -1,23 +1,20 @@
 """The `stoker` command. With `-o json` stdout holds exactly one JSON document, or JSON lines when it streams.
 
 Exit codes: 0 ok, 1 the job failed, 2 usage or invalid spec, 3 not authorised, 5 not found, 6 conflict, 7 try again,
-8 the wait timed out, 9 the job was cancelled.
+8 the wait timed out, 9 the job was cancelled, or you said no.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from stoker_proto import JobSpec, Problem, ProblemError, problem
+from stoker_proto import Cluster, JobSpec, Problem, ProblemError, problem
 
+from . import cli_cluster, cli_requests
 from .client import Client
 from .overrides import override
 from .render import (
@@ -30,43 +27,22 @@ from .render import (
     styled,
     timeline_table,
 )
+from .render_cluster import estimate, print_displaced, print_plan
+from .shell import Format, Output, Why, emit, err, optional, out, show, stream
 
 EXIT_OF_KIND = {"USER": 2, "AUTH": 3, "NOT_FOUND": 5, "CONFLICT": 6, "TRANSIENT": 7, "INFRA": 7, "INTERNAL": 1}
 EXIT_OF_STATE = {"succeeded": 0, "failed": 1, "expired": 1, "cancelled": 9}
 TIMED_OUT = 8
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Stoker: GPU jobs that survive bad GPUs.")
-out = Console(emoji=False)
-err = Console(stderr=True, emoji=False)
+app.command()(cli_cluster.apply)
+cli_requests.register(app)
+app.add_typer(cli_cluster.queue_app, name="queue")
+app.add_typer(cli_cluster.class_app, name="class")
+app.add_typer(cli_cluster.window_app, name="window")
 
-
-class Format(StrEnum):
-    table = "table"
-    json = "json"
-
-
-Output = Annotated[Format, typer.Option("--output", "-o", help="table for people, json for programs")]
 JobId = Annotated[str, typer.Argument(help="the job's id")]
 SpecFile = Annotated[Path, typer.Argument(help="the job spec, a YAML file")]
-
-
-def emit(document: Any) -> None:
-    print(json.dumps(document), flush=True)  # noqa: T201
-
-
-def show(output: Format, document: Any, table: Callable[[], None]) -> None:
-    if output is Format.json:
-        emit(document)
-    else:
-        table()
-
-
-def stream(output: Format, rows: Iterator[dict[str, Any]], line: Callable[[dict[str, Any]], str]) -> None:
-    for row in rows:
-        if output is Format.json:
-            emit(row)
-        else:
-            out.print(line(row), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -80,7 +56,9 @@ def up(
 ) -> None:
     """Run the whole system on this machine until Ctrl-C; on real GPUs when there are some and no shape is asked for."""
     told = {"ready": lambda card: emit(card.model_dump())} if output is Format.json else {}
-    _local("up").up(nodes=nodes, gpus=gpus, scenario=scenario, data=data, port=port, **told)
+    optional("stoker_local.up", "The local system", "local").up(
+        nodes=nodes, gpus=gpus, scenario=scenario, data=data, port=port, **told
+    )
 
 
 @app.command()
@@ -90,18 +68,17 @@ def demo(
     output: Output = Format.table,
 ) -> None:
     """Watch a training job survive a GPU that falls off the bus; exits 0 only if all of it truly happened."""
-    raise typer.Exit(_local("demo").demo(keep=keep, data=data, as_json=output is Format.json))
+    local = optional("stoker_local.demo", "The local system", "local")
+    raise typer.Exit(local.demo(keep=keep, data=data, as_json=output is Format.json))
 
 
-def _local(module: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(f"stoker_local.{module}")
-    except ModuleNotFoundError as error:
-        detail = f"The local system is not installed ({error.name} is missing)"
-        actions = ("pip install 'stoker[local]'",)
-        raise ProblemError(problem("invalid_request", detail, next_actions=actions)) from error
+@app.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+def simulate(
+    args: Annotated[list[str] | None, typer.Argument(help="given to the simulator; --help says what it takes")] = None,
+) -> None:
+    """Schedule a trace or a past log on simulated nodes under any cluster configuration, in minutes instead of days."""
+    simulator = optional("stoker_scheduler.simulation.command", "The simulator", "scheduler")
+    raise typer.Exit(simulator.main(args or []))
 
 
 @app.command()
@@ -120,14 +97,23 @@ def submit(
     ] = False,
     idempotency_key: Annotated[str | None, typer.Option(help="the same key and spec give the same job")] = None,
     override_: Annotated[list[str] | None, typer.Option("--override", help="field.path=value, repeatable")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only say when and where it would start, and at whose cost")
+    ] = False,
     output: Output = Format.table,
 ) -> None:
-    """Submit a job and say its id."""
+    """Submit a job, or an array of jobs, and say its id."""
     spec: Path | dict[str, Any] = override(file, override_) if override_ else file
     with Client() as client:
+        if dry_run:
+            told = client.plan(spec)
+            show(output, told, lambda: print_plan(out, told["plan"]))
+            return
+        if watch and client.validate(spec)["spec"]["array"] is not None:
+            raise ProblemError(problem("invalid_request", "An array cannot be watched; submit it without --watch"))
         job = client.submit(spec, code_root=file.resolve().parent, idempotency_key=idempotency_key)
         if not watch:
-            show(output, job, lambda: out.print(job["job_id"]))
+            show(output, job, lambda: out.print(job["array_id"] or job["job_id"]))
             return
         if output is Format.table:
             err.print(f"submitted {job['job_id']}")
@@ -161,11 +147,12 @@ def list_(
     state: Annotated[str | None, typer.Option(help="queued, active, succeeded, failed, cancelled or expired")] = None,
     limit: Annotated[int, typer.Option(help="how many, newest first")] = 20,
     cursor: Annotated[str | None, typer.Option(help="`next` of the page before")] = None,
+    array: Annotated[str | None, typer.Option(help="only the jobs of this array")] = None,
     output: Output = Format.table,
 ) -> None:
     """List jobs, newest first."""
     with Client() as client:
-        page = client.list(state=state, limit=limit, cursor=cursor)
+        page = client.list(state=state, limit=limit, cursor=cursor, array=array)
     show(output, page, lambda: out.print(jobs_table(page["jobs"])))
 
 
@@ -205,27 +192,18 @@ def logs(
 
 
 @app.command()
-def cancel(
-    job_id: JobId,
-    reason: Annotated[str, typer.Option(help="kept in the log")] = "",
-    output: Output = Format.table,
-) -> None:
-    """Ask for a job's end. It is over when `stoker get` says cancelled."""
-    with Client() as client:
-        job = client.cancel(job_id, reason)
-    told = "is already over" if not job["cancelling"] else "is being cancelled"
-    show(output, job, lambda: out.print(f"{job_id} {told} ({job['state']})"))
-
-
-@app.command()
 def explain(job_id: JobId, output: Output = Format.table) -> None:
-    """Say why a job waits, or why it failed and whose fault that was."""
+    """Say why a job waits and when it may start, or why it failed and whose fault that was."""
     with Client() as client:
         told = client.explain(job_id)
 
     def table() -> None:
-        out.print(f"{job_id} is {styled(told['state'])}")
+        out.print(f"{job_id} is {styled(told['state'])}" + (estimate(told) if told["at_ms"] else ""))
         print_reasons(out, told["reasons"])
+        print_displaced(out, told["displaces"])
+        if told["unanswered"]:
+            known = f"this is what it said last, at event {told['as_of_seq']}" if told["reasons"] else ""
+            out.print(f"({told['unanswered']['detail']}{'; ' + known if known else ''})", markup=False, highlight=False)
         if told["problem"]:
             print_problem(out, Problem.model_validate(told["problem"]))
 
@@ -251,7 +229,7 @@ def nodes(output: Output = Format.table) -> None:
 @app.command()
 def retest(
     node: Annotated[str, typer.Argument(help="the node's name")],
-    reason: Annotated[str, typer.Option(help="kept in the log")] = "",
+    reason: Why = "",
     output: Output = Format.table,
 ) -> None:
     """Ask for a re-test of a node, after a repair; a quarantined one is released when it passes."""
@@ -274,9 +252,12 @@ def events(
 
 
 @app.command()
-def schema(output: Output = Format.json) -> None:
+def schema(
+    cluster: Annotated[bool, typer.Option("--cluster", help="of the cluster configuration instead")] = False,
+    output: Output = Format.json,
+) -> None:
     """Print the JSON Schema of the job spec; it is JSON in either format."""
-    emit(JobSpec.model_json_schema())
+    emit((Cluster if cluster else JobSpec).model_json_schema())
 
 
 def main() -> None:

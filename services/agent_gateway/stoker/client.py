@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import httpx
-
-from stoker_proto import Problem, ProblemError, problem
+from stoker_proto import ProblemError
 
 from .bundle import pack
-from .config import find_server
 from .overrides import read_text
-from .sse import parse_sse
+from .wire import RECONNECT_S, Wire
 
-RETRY_S = 30.0
-FIRST_PAUSE_S = 0.1
-RECONNECT_S = 0.2
-log = logging.getLogger(__name__)
 Job = dict[str, Any]
 Rows = list[dict[str, Any]]
 Spec = Path | str | Mapping[str, Any]
+EDITS = 5
 
 
-class Client:
+class Client(Wire):
     """Speaks to one gateway.
 
     Args:
@@ -42,62 +34,19 @@ class Client:
     Every call raises stoker_proto.ProblemError with the server's Problem.
     """
 
-    def __init__(self, url: str | None = None, token: str | None = None, *, retry_seconds: float = RETRY_S) -> None:
-        if url is None:
-            server = find_server()
-            url, token = server.url, token or server.token
-        if not url.startswith(("http://", "https://")):
-            raise ProblemError(problem("invalid_request", f"{url!r} is no http:// or https:// address of a gateway"))
-        self._retry_s = retry_seconds
-        headers = {"Authorization": f"Bearer {token or ''}"}
-        # A proxy for the world outside must not be asked for a gateway on this machine.
-        here: dict[str, None] = {"all://127.0.0.1": None, "all://localhost": None}
-        timeout = httpx.Timeout(70, connect=5)
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, mounts=here)
-        self.url = url
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._http.close()
-
-    def _call(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """One call, tried again while the server is away or says that it may be."""
-        deadline = time.monotonic() + self._retry_s
-        pause = FIRST_PAUSE_S
-        while True:
-            try:
-                response = self._http.request(method, path, **more)
-                failed = None if response.is_success else problem_of(response)
-            except httpx.TransportError as error:
-                failed = _unreachable(self.url, error)
-            if failed is None:
-                return response
-            wait = failed.retry_after_s or pause
-            if not failed.retryable or time.monotonic() + wait > deadline:
-                raise ProblemError(failed)
-            if pause == FIRST_PAUSE_S:
-                log.warning("%s; trying again for %.0f s", failed.detail, self._retry_s)
-            time.sleep(wait)
-            pause = min(2.0, pause * 2)
-
-    def _get(self, path: str, **params: Any) -> Any:
-        return self._call("GET", path, params={k: v for k, v in params.items() if v is not None}).json()
-
     def validate(self, spec: Spec) -> dict[str, Any]:
         """The spec with its defaults, or a Problem that names every mistake. Nothing is created."""
         body = self._body(spec)
         answer: dict[str, Any] = self._call("POST", "/v1/jobs:validate", json=body).json()
         return answer
 
+    def plan(self, spec: Spec) -> dict[str, Any]:
+        """What would become of the job, were it submitted now: {spec, spec_hash, plan}. Nothing is created."""
+        answer: dict[str, Any] = self._call("POST", "/v1/jobs:plan", json=self._body(spec)).json()
+        return answer
+
     def submit(self, spec: Spec, *, code_root: Path | None = None, idempotency_key: str | None = None) -> Job:
-        """Submit a job: validated first, then its code is sent, then it is accepted.
+        """Submit a job: validated first, then its code is sent, then it is accepted. An array gives {array_id, jobs}.
 
         Args:
             spec: the path of a YAML file, or the spec as a mapping.
@@ -133,9 +82,11 @@ class Client:
         answer: Job = self._get(f"/v1/jobs/{job_id}")
         return answer
 
-    def list(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        """Jobs, newest first: {"jobs": [...], "next": cursor or None}."""
-        answer: dict[str, Any] = self._get("/v1/jobs", state=state, limit=limit, cursor=cursor)
+    def list(
+        self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, array: str | None = None
+    ) -> dict[str, Any]:
+        """Jobs, newest first, or those of one array: {"jobs": [...], "next": cursor or None}."""
+        answer: dict[str, Any] = self._get("/v1/jobs", state=state, limit=limit, cursor=cursor, array=array)
         return answer
 
     def wait(self, job_id: str, *, timeout: float | None = None, until: str = "terminal") -> Job:
@@ -149,12 +100,27 @@ class Client:
                 return job
 
     def cancel(self, job_id: str, reason: str = "") -> Job:
-        """Ask for the job's end. It is over once its state is `cancelled`."""
-        answer: Job = self._call("POST", f"/v1/jobs/{job_id}:cancel", json={"reason": reason}).json()
+        """Ask for the job's end. It is over once its state is `cancelled`. An array's id asks for all of its jobs."""
+        return self._ask(job_id, "cancel", reason=reason)
+
+    def hold(self, job_id: str, reason: str = "") -> Job:
+        """Let the job, or all jobs of an array, start no new attempt until it is released."""
+        return self._ask(job_id, "hold", reason=reason)
+
+    def release(self, job_id: str, reason: str = "") -> Job:
+        """Let a held job start again."""
+        return self._ask(job_id, "release", reason=reason)
+
+    def set_priority(self, job_id: str, priority: int) -> Job:
+        """Give the job another place inside its queue and class; a higher number goes first."""
+        return self._ask(job_id, "priority", priority=priority)
+
+    def _ask(self, job_id: str, verb: str, **body: Any) -> Job:
+        answer: Job = self._call("POST", f"/v1/jobs/{job_id}:{verb}", json=body).json()
         return answer
 
     def explain(self, job_id: str) -> dict[str, Any]:
-        """Why it waits (reasons), or why it failed (problem)."""
+        """Why it waits (reasons, the binding one first), or why it failed (problem)."""
         answer: dict[str, Any] = self._get(f"/v1/jobs/{job_id}/explanation")
         return answer
 
@@ -172,6 +138,47 @@ class Client:
         """Ask for a re-test of a node."""
         answer: dict[str, Any] = self._call("POST", f"/v1/nodes/{node}:retest", json={"reason": reason}).json()
         return answer
+
+    def queues(self) -> dict[str, Any]:
+        """Every queue with its share, what it holds and what waits in it: {queues, gpus, gpus_free, ...}."""
+        answer: dict[str, Any] = self._get("/v1/queues")
+        return answer
+
+    def cluster(self) -> dict[str, Any]:
+        """The configuration in force: {version, cluster}."""
+        answer: dict[str, Any] = self._get("/v1/cluster")
+        return answer
+
+    def cluster_diff(self, cluster: Spec) -> dict[str, Any]:
+        """What a configuration (a YAML file or a mapping) would change: {version, diff}. Nothing is changed."""
+        answer: dict[str, Any] = self._call("POST", "/v1/cluster:diff", json=_configuration(cluster)).json()
+        return answer
+
+    def configure(self, cluster: Spec, *, version: int | None = None, reason: str = "") -> dict[str, Any]:
+        """Put a configuration in force, whole: {version, cluster, changed, diff}.
+
+        Args:
+            cluster: the path of a YAML file, or the configuration as a mapping.
+            version: what it was made from; when the cluster is at another one by now, a cluster_conflict is raised.
+            reason: kept in the log.
+        """
+        headers = {} if version is None else {"If-Match": f'"{version}"'}
+        body = _configuration(cluster) | {"reason": reason}
+        answer: dict[str, Any] = self._call("PUT", "/v1/cluster", json=body, headers=headers).json()
+        return answer
+
+    def edit_cluster(self, change: Callable[[dict[str, Any]], None], reason: str = "") -> dict[str, Any]:
+        """Read the configuration, let `change` change it, put it back; again when somebody else came between."""
+        tries = 0
+        while True:
+            present, tries = self.cluster(), tries + 1
+            change(present["cluster"])
+            try:
+                told: dict[str, Any] = self.configure(present["cluster"], version=present["version"], reason=reason)
+                return told
+            except ProblemError as error:
+                if error.problem.code != "cluster_conflict" or tries == EDITS:
+                    raise
 
     def events(self, job_id: str | None = None, *, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Events of a job, or of everything, after a sequence. With `follow` until the job is over, or for ever."""
@@ -213,49 +220,14 @@ class Client:
                 yield line
             time.sleep(RECONNECT_S)
 
-    def _sse(self, path: str, params: dict[str, Any], last: str | None) -> Iterator[tuple[str, str]]:
-        """Server-sent events as (event, data) until the server ends the stream, over any number of lost connections."""
-        lost_at = time.monotonic()
-        while True:
-            headers = {"Accept": "text/event-stream"}
-            if last:
-                headers["Last-Event-ID"] = last
-                params = {k: v for k, v in params.items() if k != "tail"}  # what was missed is more than a tail
-            timeout = httpx.Timeout(10, read=45)
-            try:
-                with self._http.stream("GET", path, params=params, headers=headers, timeout=timeout) as response:
-                    if response.is_success:
-                        try:
-                            for id, name, data in parse_sse(response.iter_lines()):
-                                last = id or last
-                                yield name, data
-                            return
-                        finally:
-                            lost_at = time.monotonic()
-                    response.read()
-                    failed = problem_of(response)
-            except httpx.TransportError as error:
-                failed = _unreachable(self.url, error)
-            if not failed.retryable or time.monotonic() - lost_at > self._retry_s:
-                raise ProblemError(failed)
-            time.sleep(RECONNECT_S)
+
+def _configuration(cluster: Spec) -> dict[str, Any]:
+    if isinstance(cluster, Mapping):
+        return {"cluster": dict(cluster)}
+    return {"cluster_yaml": read_text(Path(cluster))}
 
 
 def submit(spec: Spec, *, code_root: Path | None = None, idempotency_key: str | None = None) -> Job:
     """Submit a job to the gateway that the environment or ./stoker-data names; see Client.submit."""
     with Client() as client:
         return client.submit(spec, code_root=code_root, idempotency_key=idempotency_key)
-
-
-def problem_of(response: httpx.Response) -> Problem:
-    """The Problem in a refusal; one is made for answers that carry none, such as a proxy's."""
-    try:
-        return Problem.model_validate_json(response.content)
-    except ValueError:
-        code = "log_unavailable" if response.status_code in (429, 502, 503, 504) else "internal"
-        return problem(code, f"HTTP {response.status_code} from {response.request.url}: {response.text[:200]}")
-
-
-def _unreachable(url: str, error: Exception) -> Problem:
-    detail = f"The gateway at {url} cannot be reached: {error or type(error).__name__}"
-    return problem("log_unavailable", detail, next_actions=("check that it runs (`stoker up`), then try again",))

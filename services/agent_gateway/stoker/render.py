@@ -15,7 +15,7 @@ from stoker_proto import Problem
 STATE_STYLE = {
     "queued": "yellow", "active": "cyan", "succeeded": "green", "failed": "red", "cancelled": "magenta",
     "expired": "red", "ready": "green", "suspect": "yellow", "degraded": "red", "quarantined": "red",
-    "validating": "cyan", "unknown": "magenta",
+    "validating": "cyan", "unknown": "magenta", "held": "magenta",
 }  # fmt: skip
 
 
@@ -29,10 +29,12 @@ def clock(at_ms: int | None) -> str:
 
 
 def job_state(job: dict[str, Any]) -> str:
-    return "cancelling" if job.get("cancelling") else str(job["state"])
+    if job.get("cancelling"):
+        return "cancelling"
+    return "held" if job["held"] and job["state"] == "queued" else str(job["state"])
 
 
-def _table(*columns: str, yielding: tuple[str, ...]) -> Table:
+def table_of(*columns: str, yielding: tuple[str, ...]) -> Table:
     """On a narrow terminal the yielding columns give way to the others."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
@@ -40,27 +42,27 @@ def _table(*columns: str, yielding: tuple[str, ...]) -> Table:
     return table
 
 
-def _cut(text: str) -> Text:
+def cut(text: str) -> Text:
     """One line, however narrow."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def jobs_table(jobs: list[dict[str, Any]]) -> Table:
-    columns = ("job", "experiment", "state", "GPUs", "step", "submitted", "why")
-    table = _table(*columns, yielding=("experiment", "why"))
+    columns = ("job", "experiment", "queue", "state", "GPUs", "step", "submitted", "why")
+    table = table_of(*columns, yielding=("experiment", "why"))
     for job in jobs:
         why = job["problem"]["detail"] if job.get("problem") else ""
         why = job["reasons"][0]["message"] if job.get("reasons") else why
         table.add_row(
-            job["job_id"], _cut(job["experiment_name"]), styled(job_state(job)),
+            job["job_id"], cut(job["experiment_name"]), escape(job["queue"]), styled(job_state(job)),
             str(job["spec"]["compute"]["num_accelerators"]), str(job["step"] if job["step"] is not None else "-"),
-            clock(job["submitted_ms"]), _cut(why),
+            clock(job["submitted_ms"]), cut(why),
         )  # fmt: skip
     return table
 
 
 def nodes_table(nodes: list[dict[str, Any]]) -> Table:
-    table = _table("node", "health", "GPUs", "holds", "reason", yielding=("holds", "reason"))
+    table = table_of("node", "health", "GPUs", "holds", "reason", yielding=("holds", "reason"))
     for node in nodes:
         models = sorted({g["model"] for g in node["gpus"]})
         table.add_row(
@@ -71,7 +73,7 @@ def nodes_table(nodes: list[dict[str, Any]]) -> Table:
 
 
 def timeline_table(lines: list[dict[str, Any]]) -> Table:
-    table = _table("after", "what", "detail", yielding=("detail",))
+    table = table_of("after", "what", "detail", yielding=("detail",))
     table.columns[0].justify = "right"
     for line in lines:
         after = f"{(line['at_ms'] - lines[0]['at_ms']) / 1000:.2f} s"
@@ -85,6 +87,10 @@ def print_job(console: Console, job: dict[str, Any]) -> None:
     console.print(
         f"asked      {compute['num_accelerators']} GPUs as {compute['accelerator_type']}, {compute['priority_class']}"
     )
+    told = [f"queue {job['queue']}", f"priority {job['priority']}"]
+    told += [word for word in ("boosted", "held") if job[word]]
+    told += [f"job {job['array_index']} of {job['array_id']}"] if job["array_id"] else []
+    console.print("order      " + ", ".join(told), markup=False, highlight=False)
     console.print(f"submitted  {clock(job['submitted_ms'])} by {escape(job['actor'])}")
     for attempt in job["attempts"]:
         resumed = f", resumed at step {attempt['resume_step']}" if attempt.get("resume_step") is not None else ""

@@ -16,7 +16,7 @@ from stoker_chassis.clock import new_id
 from stoker_chassis.eventlog import Refused, Unavailable
 from stoker_proto import FieldError, Problem, ProblemError, problem
 
-from .validate import code_of, pointer_of
+from .reading import code_of, pointer_of
 
 PRINCIPAL = "user/admin"
 OPEN = ("/healthz", "/readyz")

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from stoker_chassis.stores import Bus
 from stoker_proto import Problem
 
-from . import answers, blobs, feeds, jobs, nodes
+from . import answers, blobs, cluster, explanation, feeds, jobs, nodes, requests
 from .store import Views
 
 
@@ -23,8 +23,8 @@ def create_app(bus: Bus, views: Views, token: str) -> FastAPI:
     )
     app.state.bus, app.state.views = bus, views
     answers.install(app, token)
-    for part in (jobs.router, feeds.router, nodes.router, blobs.router):
-        app.include_router(part)
+    for part in (jobs, requests, explanation, feeds, nodes, cluster, blobs):
+        app.include_router(part.router)
 
     @app.get("/healthz", tags=["system"])
     async def healthz() -> dict[str, str]:

@@ -15,6 +15,7 @@ from stoker_chassis.stores import Bus
 from .store import Views
 
 READ_S = 15.0
+READ_YOUR_WRITES_S = 2.0
 
 
 @contextlib.asynccontextmanager
@@ -25,6 +26,12 @@ async def in_time() -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise Unavailable(f"the log did not answer within {READ_S:.0f} s") from error
+
+
+async def caught_up(bus: Bus, views: Views) -> None:
+    """Wait until the read model holds what the log holds now. Raises Unavailable when it does not get there."""
+    if not await views.reached(await bus.log.end(), READ_YOUR_WRITES_S):
+        raise Unavailable("the read model is behind the log; what it says now may be old")
 
 
 def bus_of(request: Request) -> Bus:

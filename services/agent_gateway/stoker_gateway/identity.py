@@ -35,4 +35,18 @@ def fingerprint(spec: JobSpec, code: str | None) -> str:
 
 def keyed_job_id(principal: str, key: str) -> str:
     """The job id that a principal's key stands for: the same in every gateway, so the log itself keeps it single."""
-    return "job-" + hashlib.sha256(f"{principal}\n{key}".encode()).hexdigest()[:16]
+    return "job-" + _keyed(principal, key)
+
+
+def keyed_array_id(principal: str, key: str) -> str:
+    """The same for an array."""
+    return "array-" + _keyed(principal, key)
+
+
+def element_id(array_id: str, index: int) -> str:
+    """The id of one job of an array."""
+    return f"{array_id}-{index}"
+
+
+def _keyed(principal: str, key: str) -> str:
+    return hashlib.sha256(f"{principal}\n{key}".encode()).hexdigest()[:16]

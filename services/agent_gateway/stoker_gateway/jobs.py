@@ -1,48 +1,37 @@
-"""/v1/jobs: validate, submit, look, wait, cancel, explain."""
+"""/v1/jobs: validate, plan, submit, look, wait."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
 from stoker_chassis.stores import Bus
-from stoker_proto import AttemptPlaced, JobFinished, JobSpec, ProblemError, Recorded, problem, subjects
+from stoker_proto import (
+    AttemptPlaced,
+    JobFinished,
+    JobSpec,
+    PlanAsked,
+    Planned,
+    ProblemError,
+    Recorded,
+    problem,
+    subjects,
+)
 
-from .fit import never_fits
-from .given import BusOf, PrincipalOf, ViewsOf, in_time
+from .admission import Submission, read
+from .asking import ask
+from .given import READ_YOUR_WRITES_S, BusOf, PrincipalOf, ViewsOf, in_time
 from .identity import JOB_ID, spec_hash
 from .store import Views
-from .submission import cancel, submit
+from .submission import submit
 from .timeline import story
-from .validate import read_spec, read_yaml
 from .views import JobView, evolve_job
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
-READ_YOUR_WRITES_S = 2.0
 MAX_WAIT_S = 60.0
-
-
-class Submission(BaseModel):
-    """A job to validate or submit: the spec as an object or as YAML text, and the digest of its uploaded code."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    spec: dict[str, Any] | None = None
-    spec_yaml: str | None = Field(None, max_length=100_000)
-    code: str | None = None
-
-    async def read(self) -> JobSpec:
-        if (self.spec is None) == (self.spec_yaml is None):
-            raise ProblemError(
-                problem("invalid_request", "Give exactly one of spec (an object) and spec_yaml (a text)")
-            )
-        if self.spec_yaml is None:
-            return read_spec(self.spec)
-        return await asyncio.to_thread(read_yaml, self.spec_yaml)  # a long text takes most of a second
 
 
 class Validated(BaseModel):
@@ -52,6 +41,12 @@ class Validated(BaseModel):
     spec_hash: str
 
 
+class Plan(Validated):
+    """A valid spec, and what would become of the job now."""
+
+    plan: Planned
+
+
 class JobList(BaseModel):
     """Jobs, newest first; `next` is the cursor of the rest."""
 
@@ -59,17 +54,11 @@ class JobList(BaseModel):
     next: str | None = None
 
 
-class CancelBody(BaseModel):
-    reason: str = ""
+class ArrayView(BaseModel):
+    """An array and the ids of those of its jobs that the request was about."""
 
-
-class Explanation(BaseModel):
-    """Why the job waits (reasons, the binding one first), or why it failed (problem)."""
-
-    job_id: str
-    state: str
-    reasons: list[dict[str, Any]]
-    problem: dict[str, Any] | None = None
+    array_id: str
+    jobs: list[str]
 
 
 async def found(bus: Bus, views: Views, job_id: str) -> JobView:
@@ -80,19 +69,28 @@ async def found(bus: Bus, views: Views, job_id: str) -> JobView:
         if first is not None:
             await views.reached(first.seq, READ_YOUR_WRITES_S)
             view = views.job(job_id) or evolve_job(None, first)
+    if view is None and views.array(job_id):
+        told = f"{job_id} is an array, and its jobs go by their own ids"
+        raise ProblemError(problem("not_found", told, next_actions=(f"stoker list --array {job_id}",)))
     if view is None:
         raise ProblemError(problem("not_found", f"There is no job {job_id}"))
     return view
 
 
 @router.post("/jobs:validate")
-async def validate(body: Submission, views: ViewsOf) -> Validated:
+async def validate(body: Submission, bus: BusOf, views: ViewsOf) -> Validated:
     """Every mistake at once, or the spec as it would be stored. Nothing is created."""
-    spec = await body.read()
-    unfit = never_fits(spec, views.inventory())
-    if unfit is not None:
-        raise ProblemError(unfit)
+    spec = (await read(body, bus, views)).admitted()
     return Validated(spec=spec, spec_hash=spec_hash(spec, body.code))
+
+
+@router.post("/jobs:plan")
+async def plan(body: Submission, bus: BusOf, views: ViewsOf) -> Plan:
+    """What would become of the job, were it submitted now: refused as it would be, or planned. Nothing is created."""
+    spec = (await read(body, bus, views)).admitted()
+    return Plan(
+        spec=spec, spec_hash=spec_hash(spec, body.code), plan=await ask(bus, "plan", PlanAsked(spec=spec), Planned)
+    )
 
 
 @router.post("/jobs", status_code=201, responses={200: {"description": "the same request was accepted before"}})
@@ -103,14 +101,19 @@ async def create(
     views: ViewsOf,
     principal: PrincipalOf,
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
-) -> JobView:
-    """Accept a job: it is in the log, durably, before the answer. The same key and body give the same job."""
-    accepted = await submit(bus, views, await body.read(), body.code, idempotency_key, principal)
+) -> JobView | ArrayView:
+    """Accept a job or every job of an array: in the log, durably, before the answer. The same key and body give the
+    same job or array, and complete an array that was broken off.
+    """
+    given = await read(body, bus, views)
+    accepted = await submit(bus, views, given, body.code, idempotency_key, principal)
     if accepted.replayed:
         response.status_code = 200
         response.headers["Idempotency-Replayed"] = "true"
     await views.reached(accepted.seq, READ_YOUR_WRITES_S)
-    return await found(bus, views, accepted.job_id)
+    if accepted.array_id:
+        return ArrayView(array_id=accepted.array_id, jobs=list(accepted.jobs))
+    return await found(bus, views, accepted.jobs[0])
 
 
 @router.get("/jobs")
@@ -121,9 +124,10 @@ async def list_jobs(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+    array: Annotated[str | None, Query(max_length=100)] = None,
 ) -> JobList:
-    """Jobs, newest first."""
-    rows = views.jobs(state or (), limit + 1, cursor)
+    """Jobs, newest first, or those of one array."""
+    rows = views.jobs(state or (), limit + 1, cursor, array)
     more = len(rows) > limit
     return JobList(jobs=[v for _, v in rows[:limit]], next=str(rows[limit - 1][0]) if more else None)
 
@@ -151,28 +155,6 @@ def _reached(view: JobView, until: str, known: int) -> bool:
     if until == "changed":
         return view.seq > known
     return view.mirrored if until == "mirrored" else view.final
-
-
-@router.post("/jobs/{job_id}:cancel", status_code=202)
-async def cancel_job(
-    job_id: str, bus: BusOf, views: ViewsOf, principal: PrincipalOf, body: CancelBody | None = None
-) -> JobView:
-    """Ask for the job's end. A job that is over stays as it is; asking twice is asking once."""
-    view = await found(bus, views, job_id)
-    if view.final:
-        return view
-    seq = await cancel(bus, job_id, body.reason if body else "", principal)
-    await views.reached(seq, READ_YOUR_WRITES_S)
-    return await found(bus, views, job_id)
-
-
-@router.get("/jobs/{job_id}/explanation")
-async def explain(job_id: str, bus: BusOf, views: ViewsOf) -> Explanation:
-    """Why it waits, or why it failed."""
-    view = await found(bus, views, job_id)
-    told = view.problem.model_dump(mode="json", exclude_none=True) if view.problem else None
-    reasons = [r.model_dump(mode="json") for r in view.reasons]
-    return Explanation(job_id=job_id, state=view.state, reasons=reasons, problem=told)
 
 
 @router.get("/jobs/{job_id}/timeline")

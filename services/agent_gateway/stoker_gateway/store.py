@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, StaticPool, bindparam, create_engine, event, select
+from sqlalchemy import Connection, Engine, StaticPool, bindparam, create_engine, event, func, select
 from sqlalchemy.dialects.sqlite import Insert, insert
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from stoker_chassis.eventlog import START, Position
-from stoker_proto import Gpu, NodeJoined, Recorded
+from stoker_proto import Cluster, ClusterConfigured, NodeJoined, Recorded
 from stoker_proto.jobs import JobEvent
 from stoker_proto.nodes import NodeEvent, PreflightFailed, PreflightPassed, PreflightStarted
 
-from .tables import Base, CheckpointRow, JobRow, NodeRow
+from .configuration import Names
+from .fit import Machine
+from .tables import Base, CheckpointRow, ClusterRow, JobRow, NodeRow
 from .views import JobView, NodeView, evolve_job, evolve_node, freed, hold, holders
 
-SCHEMA = 3  # raise it when a view changes its shape: the model is then rebuilt from the log
+SCHEMA = 4  # raise it when a view changes its shape: the model is then rebuilt from the log
+UNFINISHED = ("queued", "active")
 
 
 def open_engine(path: Path | None) -> Engine:
@@ -45,7 +48,8 @@ class Views:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._folded = asyncio.Condition()
-        self._inventory: list[tuple[Gpu, ...]] | None = None
+        self._inventory: list[Machine] | None = None
+        self._cluster: tuple[int, Cluster] | None = None
         self.seq = 0
         Base.metadata.create_all(engine)
 
@@ -64,7 +68,7 @@ class Views:
         """Forget everything, the tables' old shape included; the log has it all."""
         Base.metadata.drop_all(self._engine)
         Base.metadata.create_all(self._engine)
-        self.seq, self._inventory = 0, None
+        self.seq, self._inventory, self._cluster = 0, None, None
 
     def fold(self, burst: Sequence[Recorded]) -> None:
         """Fold events in order, in one transaction with the checkpoint."""
@@ -78,6 +82,8 @@ class Views:
             connection.execute(PUT_CHECKPOINT, values)
         if any(isinstance(r.event, NodeJoined) for r in burst):
             self._inventory = None
+        if any(isinstance(r.event, ClusterConfigured) for r in burst):
+            self._cluster = None
 
     async def announce(self, seq: int) -> None:
         async with self._folded:
@@ -102,11 +108,15 @@ class Views:
             stored = connection.scalar(GET_JOB, {"key": job_id})
         return JobView.model_validate_json(stored) if stored else None
 
-    def jobs(self, states: Sequence[str], limit: int, before: int | None) -> list[tuple[int, JobView]]:
+    def jobs(
+        self, states: Sequence[str], limit: int, before: int | None, array_id: str | None = None
+    ) -> list[tuple[int, JobView]]:
         """Newest first, as (place, view); `before` is the place after which to go on."""
         query = select(JobRow).order_by(JobRow.submitted_seq.desc()).limit(limit)
         if states:
             query = query.where(JobRow.state.in_(states))
+        if array_id is not None:
+            query = query.where(JobRow.array_id == array_id)
         if before is not None:
             query = query.where(JobRow.submitted_seq < before)
         with Session(self._engine) as session:
@@ -118,11 +128,41 @@ class Views:
             rows = session.scalars(select(NodeRow).order_by(NodeRow.name)).all()
             return [NodeView.model_validate_json(r.view) for r in rows]
 
-    def inventory(self) -> list[tuple[Gpu, ...]]:
-        """The GPUs of each node that ever joined: asked at each submission, so kept at hand."""
+    def known(self, job_ids: Collection[str]) -> set[str]:
+        """Those of these jobs that there are."""
+        with self._engine.connect() as connection:
+            return set(connection.scalars(select(JobRow.id).where(JobRow.id.in_(job_ids)))) if job_ids else set()
+
+    def array(self, array_id: str, states: Sequence[str] = ()) -> list[str]:
+        """The ids of an array's jobs, in these states or all, in the order in which they were accepted."""
+        query = select(JobRow.id).where(JobRow.array_id == array_id).order_by(JobRow.submitted_seq)
+        with self._engine.connect() as connection:
+            return list(connection.scalars(query.where(JobRow.state.in_(states)) if states else query))
+
+    def inventory(self) -> list[Machine]:
+        """What each node that ever joined has: asked at each submission, so kept at hand."""
         if self._inventory is None:
-            self._inventory = [node.gpus for node in self.nodes()]
+            self._inventory = [Machine(n.gpus, n.cpus, n.memory_bytes, n.node, n.labels) for n in self.nodes()]
         return self._inventory
+
+    def cluster(self) -> tuple[int, Cluster]:
+        """The configuration in force and its version: asked at each submission, so kept at hand."""
+        if self._cluster is None:
+            with Session(self._engine) as session:
+                row = session.get(ClusterRow, 1)
+                self._cluster = (row.version, Cluster.model_validate_json(row.cluster)) if row else (0, Cluster())
+        return self._cluster
+
+    def in_use(self) -> Names:
+        """The queues, classes and windows that unfinished jobs name."""
+
+        def by(column: InstrumentedAttribute[str] | InstrumentedAttribute[str | None]) -> dict[str, tuple[str, int]]:
+            query = select(column, func.min(JobRow.id), func.count()).group_by(column)
+            rows = connection.execute(query.where(JobRow.state.in_(UNFINISHED), column.is_not(None)))
+            return {str(name): (first, count) for name, first, count in rows}
+
+        with self._engine.connect() as connection:
+            return Names(by(JobRow.queue), by(JobRow.priority_class), by(JobRow.window))
 
     def node(self, name: str) -> NodeView | None:
         with Session(self._engine) as session:
@@ -137,7 +177,8 @@ def _put(table: type[Base], key: str) -> Insert:
     return statement.on_conflict_do_update(index_elements=[key], set_=others)
 
 
-PUT_JOB, PUT_NODE, PUT_CHECKPOINT = _put(JobRow, "id"), _put(NodeRow, "name"), _put(CheckpointRow, "one")
+PUT_JOB, PUT_NODE = _put(JobRow, "id"), _put(NodeRow, "name")
+PUT_CLUSTER, PUT_CHECKPOINT = _put(ClusterRow, "one"), _put(CheckpointRow, "one")
 GET_JOB = select(JobRow.view).where(JobRow.id == bindparam("key"))
 GET_NODE = select(NodeRow.view).where(NodeRow.name == bindparam("key"))
 
@@ -149,6 +190,7 @@ class _Fold:
         self._connection = connection
         self._jobs: dict[str, tuple[JobView | None, JobView | None]] = {}  # as it was stored, as it is now
         self._nodes: dict[str, tuple[NodeView | None, NodeView | None]] = {}
+        self._cluster: ClusterConfigured | None = None
 
     def _job(self, job_id: str) -> JobView | None:
         if job_id not in self._jobs:
@@ -166,6 +208,8 @@ class _Fold:
 
     def one(self, recorded: Recorded) -> None:
         event = recorded.event
+        if isinstance(event, ClusterConfigured):
+            self._cluster = event
         job: JobView | None = None
         if isinstance(event, JobEvent | PreflightPassed | PreflightFailed | PreflightStarted):
             job = evolve_job(self._job(event.job_id), recorded)
@@ -184,11 +228,7 @@ class _Fold:
         self._nodes[name] = (self._nodes[name][0], view)
 
     def write(self) -> None:
-        jobs = [
-            {"id": i, "submitted_seq": job.submitted_seq, "state": job.state, "view": job.model_dump_json()}
-            for i, (stored, job) in self._jobs.items()
-            if job is not None and job is not stored
-        ]
+        jobs = [_row(job) for stored, job in self._jobs.values() if job is not None and job is not stored]
         nodes = [
             {"name": name, "view": node.model_dump_json()}
             for name, (stored, node) in self._nodes.items()
@@ -198,3 +238,14 @@ class _Fold:
             self._connection.execute(PUT_JOB, jobs)
         if nodes:
             self._connection.execute(PUT_NODE, nodes)
+        if self._cluster:
+            told = {"one": 1, "version": self._cluster.version, "cluster": self._cluster.cluster.model_dump_json()}
+            self._connection.execute(PUT_CLUSTER, told)
+
+
+def _row(job: JobView) -> dict[str, object]:
+    return {
+        "id": job.job_id, "submitted_seq": job.submitted_seq, "state": job.state, "queue": job.queue,
+        "priority_class": job.spec.compute.priority_class, "window": job.spec.schedule.window,
+        "array_id": job.array_id, "view": job.model_dump_json(),
+    }  # fmt: skip

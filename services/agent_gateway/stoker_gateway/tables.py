@@ -16,9 +16,17 @@ class JobRow(Base):
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     submitted_seq: Mapped[int] = mapped_column(Integer)
     state: Mapped[str] = mapped_column(String(16))
+    queue: Mapped[str] = mapped_column(String(100))
+    priority_class: Mapped[str] = mapped_column(String(100))
+    window: Mapped[str | None] = mapped_column(String(100))
+    array_id: Mapped[str | None] = mapped_column(String(64))
     view: Mapped[str] = mapped_column(Text)
 
-    __table_args__ = (Index("jobs_by_seq", "submitted_seq"), Index("jobs_by_state", "state", "submitted_seq"))
+    __table_args__ = (
+        Index("jobs_by_seq", "submitted_seq"),
+        Index("jobs_by_state", "state", "submitted_seq"),
+        Index("jobs_by_array", "array_id", "submitted_seq"),
+    )
 
 
 class NodeRow(Base):
@@ -26,6 +34,16 @@ class NodeRow(Base):
 
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
     view: Mapped[str] = mapped_column(Text)
+
+
+class ClusterRow(Base):
+    """The configuration in force: one row."""
+
+    __tablename__ = "cluster"
+
+    one: Mapped[int] = mapped_column(Integer, primary_key=True)
+    version: Mapped[int] = mapped_column(Integer)
+    cluster: Mapped[str] = mapped_column(Text)
 
 
 class CheckpointRow(Base):

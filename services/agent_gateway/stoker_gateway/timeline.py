@@ -13,6 +13,9 @@ from stoker_proto import (
     CancelRequested,
     CheckpointSaved,
     FindingRecorded,
+    HoldReleased,
+    HoldRequested,
+    JobBoosted,
     JobFailureAttributed,
     JobFinished,
     JobRequeued,
@@ -22,6 +25,7 @@ from stoker_proto import (
     PendingReasonChanged,
     PreflightFailed,
     PreflightPassed,
+    PriorityChanged,
     Recorded,
     RunMirrored,
 )
@@ -69,6 +73,14 @@ def _told(recorded: Recorded) -> tuple[str, str] | None:
             return "requeued", event.cause
         case CancelRequested():
             return "cancel requested", event.reason
+        case HoldRequested():
+            return "held", event.reason
+        case HoldReleased():
+            return "hold released", event.reason
+        case PriorityChanged():
+            return "priority", f"{event.priority} from here on"
+        case JobBoosted():
+            return "boosted", "it has waited long" if event.cause == "waited" else "it was preempted often"
         case JobFinished():
             return "finished", f"{event.state} after {event.attempts} attempt(s), {event.gpu_ms / 1000:.0f} GPU-seconds"
         case RunMirrored():

@@ -16,6 +16,9 @@ from stoker_proto import (
     FindingRecorded,
     Frozen,
     Gpu,
+    HoldReleased,
+    HoldRequested,
+    JobBoosted,
     JobFailureAttributed,
     JobFinished,
     JobRequeued,
@@ -30,6 +33,7 @@ from stoker_proto import (
     PendingReasonChanged,
     PreflightPassed,
     PreflightStarted,
+    PriorityChanged,
     Problem,
     Reason,
     Recorded,
@@ -57,7 +61,7 @@ class AttemptView(Frozen):
 
 
 class JobView(Frozen):
-    """A job as the API shows it. `seq` is the sequence of the last event that changed it."""
+    """A job as the API shows it. `seq` is the sequence of the last event that changed it (or its `reasons`)."""
 
     job_id: str
     seq: int
@@ -66,6 +70,12 @@ class JobView(Frozen):
     experiment_name: str
     actor: str
     spec: JobSpec
+    queue: str
+    priority: int
+    held: bool = False
+    boosted: bool = False
+    array_id: str | None = None
+    array_index: int | None = None
     spec_hash: str
     code: str | None = None
     idempotency_key: str | None = None
@@ -81,6 +91,7 @@ class JobView(Frozen):
     gpu_ms: int = 0
     problem: Problem | None = None
     reasons: tuple[Reason, ...] = ()
+    reasons_seq: int | None = None
     mlflow_run_id: str | None = None
     mlflow_url: str | None = None
     mirrored: bool = False
@@ -130,6 +141,11 @@ def _submitted(event: JobSubmitted, recorded: Recorded) -> JobView:
         experiment_name=event.spec.experiment_name,
         actor=recorded.envelope.actor,
         spec=event.spec,
+        queue=event.spec.compute.queue,
+        priority=event.spec.compute.priority,
+        held=event.spec.schedule.hold,
+        array_id=event.array_id,
+        array_index=event.array_index,
         spec_hash=event.spec_hash,
         code=event.code,
         idempotency_key=event.idempotency_key,
@@ -144,14 +160,20 @@ def _job_changes(view: JobView, recorded: Recorded) -> dict[str, Any]:
     match event:
         case CancelRequested():
             return {} if view.final else {"cancelling": True}
+        case HoldRequested() | HoldReleased() if not view.final:
+            return {"held": isinstance(event, HoldRequested)}
+        case PriorityChanged() if not view.final:
+            return {"priority": event.priority}
+        case JobBoosted():
+            return {"boosted": True}
         case PendingReasonChanged():
-            return {} if view.state != "queued" else {"reasons": event.reasons}
+            return {} if view.state != "queued" else {"reasons": event.reasons, "reasons_seq": recorded.seq}
         case AttemptPlaced() if view.final or any(a.number == event.attempt for a in view.attempts):
             return {}
         case AttemptPlaced():
             nodes = tuple(a.node for a in event.allocations)
             attempt = AttemptView(number=event.attempt, nodes=nodes, placed_ms=at_ms)
-            return {"state": "active", "reasons": (), "attempts": (*view.attempts, attempt)}
+            return {"state": "active", "reasons": (), "reasons_seq": None, "attempts": (*view.attempts, attempt)}
         case AttemptPrepared():
             return _attempt(view, event.attempt, state="preparing")
         case PreflightStarted() | PreflightPassed():
@@ -178,7 +200,7 @@ def _job_changes(view: JobView, recorded: Recorded) -> dict[str, Any]:
             ended = _attempt(view, event.attempts, state="released", outcome=event.outcome) if active else {}
             return ended | {
                 "state": event.state, "cancelling": False, "outcome": event.outcome, "gpu_ms": event.gpu_ms,
-                "problem": event.problem, "finished_ms": at_ms, "reasons": (),
+                "problem": event.problem, "finished_ms": at_ms, "reasons": (), "reasons_seq": None,
             }  # fmt: skip
         case RunMirrored():
             return {"mlflow_run_id": event.run_id, "mlflow_url": event.url}

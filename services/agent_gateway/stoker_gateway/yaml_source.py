@@ -15,12 +15,26 @@ class NotYaml(ValueError):
         self.line = line
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's safe part, in which 18:00 is a text as in YAML 1.2, and no number to the base of sixty."""
+
+    def _number(self, node: yaml.ScalarNode) -> object:
+        if ":" in node.value:
+            return node.value
+        whole = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+
+
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader._number)
+
+
 class YamlSource:
     """A YAML document. Raises NotYaml."""
 
     def __init__(self, text: str) -> None:
         try:
-            loader = yaml.SafeLoader(text)
+            loader = _Loader(text)
             self._root = loader.get_single_node()
             self.value: object = loader.construct_document(self._root) if self._root else None
         except yaml.YAMLError as error:
@@ -48,23 +62,34 @@ class YamlSource:
         return line
 
     def written_twice(self) -> list[FieldError]:
-        """Keys of the top two levels that stand there more than once; YAML would silently take the last."""
-        if not isinstance(self._root, yaml.MappingNode):
-            return []
-        inner = [(k.value, v) for k, v in self._root.value if isinstance(v, yaml.MappingNode)]
-        found = _twice("", self._root)
-        for name, node in inner:
-            found += _twice(f"/{name}", node)
+        """Keys that stand more than once in one mapping; YAML would silently take the last."""
+        found: list[FieldError] = []
+        seen: set[int] = set()
+        waiting: list[tuple[str, yaml.Node]] = [("", self._root)] if self._root else []
+        while waiting:
+            above, node = waiting.pop()
+            if id(node) in seen:  # an anchor's content stands in one place only
+                continue
+            seen.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                found += _twice(above, node)
+                waiting += [(f"{above}/{_escaped(key.value)}", value) for key, value in node.value]
+            elif isinstance(node, yaml.SequenceNode):
+                waiting += [(f"{above}/{at}", value) for at, value in enumerate(node.value)]
         return found
+
+
+def _escaped(name: object) -> str:
+    return str(name).replace("~", "~0").replace("/", "~1")
 
 
 def _twice(above: str, node: yaml.MappingNode) -> list[FieldError]:
     first: dict[str, int] = {}
     found = []
     for key, _ in node.value:
-        line = key.start_mark.line + 1
-        if key.value in first and key.tag != "tag:yaml.org,2002:merge":
-            told = f"{key.value!r} stands here again, after line {first[key.value]}; keep one"
-            found.append(FieldError(pointer=f"{above}/{key.value}", code="invalid", message=told, line=line))
-        first.setdefault(str(key.value), line)
+        name, line = str(key.value), key.start_mark.line + 1
+        if name in first and key.tag != "tag:yaml.org,2002:merge":
+            told = f"{name!r} stands here again, after line {first[name]}; keep one"
+            found.append(FieldError(pointer=f"{above}/{_escaped(name)}", code="invalid", message=told, line=line))
+        first.setdefault(name, line)
     return found

@@ -1,0 +1,53 @@
+"""/v1/jobs/{id}/explanation: why a job waits, as the scheduler sees it now, or why it failed."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from stoker_proto import Displaced, ExplainAsked, Explained, Problem, ProblemError, Reason
+
+from .asking import ask
+from .given import BusOf, ViewsOf
+from .jobs import found
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+
+class Explanation(BaseModel):
+    """Why the job waits (reasons, the binding one first), or why it failed (problem).
+
+    True as of event `as_of_seq`. Without an answer of the scheduler `unanswered` says why, and the reasons are the last
+    that it wrote into the log. `starts_ms` and `at_ms` are on the log's clock; `ahead` counts jobs.
+    """
+
+    job_id: str
+    state: str
+    as_of_seq: int | None = None
+    at_ms: int | None = None
+    reasons: tuple[Reason, ...] = ()
+    starts_ms: int | None = None
+    ahead: int | None = None
+    displaces: tuple[Displaced, ...] = ()
+    problem: Problem | None = None
+    unanswered: Problem | None = None
+
+
+@router.get("/jobs/{job_id}/explanation")
+async def explain(job_id: str, bus: BusOf, views: ViewsOf) -> Explanation:
+    """Why it waits, or why it failed."""
+    view = await found(bus, views, job_id)
+    if view.final:
+        return Explanation(job_id=job_id, state=view.state, as_of_seq=view.seq, problem=view.problem)
+    try:
+        told = await ask(bus, "explain", ExplainAsked(job_id=job_id), Explained)
+    except ProblemError as error:
+        view = views.job(job_id) or view
+        return Explanation(
+            job_id=job_id, state=view.state, as_of_seq=view.reasons_seq, reasons=view.reasons, problem=view.problem,
+            unanswered=error.problem,
+        )  # fmt: skip
+    return Explanation(
+        job_id=job_id, state=told.state, as_of_seq=told.seq, at_ms=told.at_ms, reasons=told.reasons,
+        starts_ms=told.starts_ms, ahead=told.ahead, displaces=told.displaces,
+    )  # fmt: skip
