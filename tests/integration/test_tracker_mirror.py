@@ -119,6 +119,15 @@ async def test_the_run_shows_how_the_job_stands_while_it_lives(
             return isinstance(metrics, dict) and len(metrics.get("train/loss", [])) == 10
 
         await until(live, 30)
+        for attempt in (1, 2):
+            await story.requeue(attempt, "preempted", f"preempted by urgent-{attempt}")
+
+        async def told() -> bool:
+            tags = (await held(mlflow, "alive", "alive"))["tags"]
+            wanted = {"stoker.preemptions": "2", "stoker.attempt.2.cause": "preempted by urgent-2"}
+            return isinstance(tags, dict) and wanted.items() <= tags.items()
+
+        await until(told, 30)
         await story.finish("cancelled", attempts=1)
         await story.mirrored()
     assert await status() == "KILLED"

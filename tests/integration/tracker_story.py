@@ -97,8 +97,8 @@ class Story:
         )  # fmt: skip
         await self.tell(sealed)
 
-    async def requeue(self, attempt: int) -> None:
-        await self.tell(JobRequeued(job_id=self.job_id, attempt=attempt, outcome="infra_gpu", cause="XID 79"))
+    async def requeue(self, attempt: int, outcome: Any = "infra_gpu", cause: str = "XID 79") -> None:
+        await self.tell(JobRequeued(job_id=self.job_id, attempt=attempt, outcome=outcome, cause=cause))
 
     async def finish(self, state: Any = "succeeded", attempts: int = 2) -> None:
         trouble = None if state == "succeeded" else problem("exit_code", "it ended with code 3")

@@ -18,6 +18,7 @@ from stoker_proto import (
     AttemptStarted,
     CancelRequested,
     Event,
+    JobBoosted,
     JobFinished,
     JobRequeued,
     JobSubmitted,
@@ -99,6 +100,29 @@ def test_a_run_begins_when_the_job_was_submitted_and_carries_its_id() -> None:
     assert wanted(job(mlflow_run_name="trial42")).name == "trial42"
 
 
+def test_a_run_says_where_its_job_waits_and_which_array_it_is_of() -> None:
+    compute = {"accelerator_type": "GPU_1xSIM", "num_accelerators": 1, "gpu_fraction": 0.25, "queue": "vision"}
+    log = ListLog()
+    log.append(
+        JobSubmitted(job_id="s-3", spec=spec(compute=compute), spec_hash="h", array_id="s", array_index=3)
+    )  # fmt: skip
+    tags = dict(wanted(log).tags)
+    assert (tags["stoker.queue"], tags["stoker.priority_class"]) == ("vision", "NORMAL")
+    assert (tags["stoker.array_id"], tags["stoker.array_index"]) == ("s", "3")
+    assert tags["stoker.accelerators"] == "1 as GPU_1xSIM, 0.25 of each"
+    assert "stoker.array_id" not in dict(wanted(job()).tags)
+
+
+def test_preemptions_are_counted_and_other_requeues_are_not() -> None:
+    log = job()
+    for attempt, outcome in enumerate(("preempted", "infra_gpu", "preempted"), 1):
+        log.append(JobRequeued.model_validate({"job_id": "j1", "attempt": attempt, "outcome": outcome, "cause": "c"}))
+    event = JobFinished(job_id="j1", state="succeeded", outcome="ok", attempts=4, gpu_ms=1)
+    recorded = log.append(event)
+    assert dict(ending(event, recorded, log.records).tags)["stoker.preemptions"] == "2"
+    assert "stoker.preemptions" not in dict(ending(event, recorded, job().records).tags)
+
+
 def changed(event: Event) -> Update | None:
     return update(ListLog().append(event))
 
@@ -112,7 +136,13 @@ def test_the_status_is_the_platforms() -> None:
     tags = (("stoker.status", "active"), ("stoker.attempts", "2"), ("stoker.attempt.2.nodes", "n1"))
     assert changed(placed) == Update(tags, "RUNNING")
     assert changed(resumed) == Update((("stoker.attempt.2.resume_step", "80"),))
-    assert changed(requeued) == Update((("stoker.status", "queued"), ("stoker.attempt.2.outcome", "infra_gpu")))
+    tags = (
+        ("stoker.status", "queued"),
+        ("stoker.attempt.2.outcome", "infra_gpu"),
+        ("stoker.attempt.2.cause", "XID 79"),
+    )
+    assert changed(requeued) == Update(tags)
+    assert changed(JobBoosted(job_id="j1", cause="waited")) == Update((("stoker.boosted", "waited"),))
     assert changed(CancelRequested(job_id="j1")) == Update((("stoker.status", "cancelling"),))
     assert changed(AttemptProgressed(job_id="j1", attempt=2, step=5)) is None
     assert changed(started("j1", 1, "n1", 3)) is None

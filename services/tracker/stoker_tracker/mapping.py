@@ -18,12 +18,14 @@ from stoker_proto import (
     AttemptPlaced,
     AttemptStarted,
     CancelRequested,
+    JobBoosted,
     JobFinished,
     JobRequeued,
     JobSubmitted,
     Point,
     Recorded,
 )
+from stoker_proto.spec import Compute
 
 RunStatus = Literal["SCHEDULED", "RUNNING", "FINISHED", "FAILED", "KILLED"]
 KEY_LENGTH, PARAM_LENGTH, TAG_LENGTH = 250, 6000, 8000
@@ -118,9 +120,13 @@ def new_run(event: JobSubmitted, recorded: Recorded) -> NewRun:
         "stoker.status": "queued",
         "stoker.spec_hash": event.spec_hash,
         "stoker.actor": recorded.envelope.actor,
-        "stoker.accelerators": f"{compute.num_accelerators} as {compute.accelerator_type}",
+        "stoker.accelerators": _accelerators(compute),
+        "stoker.queue": compute.queue,
+        "stoker.priority_class": compute.priority_class,
         "stoker.run": spec.entrypoint or spec.command or "",
     }
+    if event.array_id is not None:
+        tags |= {"stoker.array_id": event.array_id, "stoker.array_index": str(event.array_index)}
     if event.code:
         tags["stoker.code"] = event.code
     if cut:
@@ -135,6 +141,16 @@ def new_run(event: JobSubmitted, recorded: Recorded) -> NewRun:
         params=tuple(dict(params).items()),
         tags=clean_tags(tags),
     )
+
+
+def _accelerators(compute: Compute) -> str:
+    share = f", {compute.gpu_fraction:g} of each" if compute.milli < 1000 else ""
+    return f"{compute.num_accelerators} as {compute.accelerator_type}{share}"
+
+
+def preemptions(history: Iterable[Recorded]) -> int:
+    """How often the job has been preempted, from its events."""
+    return sum(isinstance(r.event, JobRequeued) and r.event.outcome == "preempted" for r in history)
 
 
 def clean_tags(tags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -154,8 +170,11 @@ def update(recorded: Recorded) -> Update | None:
         case AttemptStarted() as event if event.resume_step is not None:
             return Update(clean_tags({f"stoker.attempt.{event.attempt}.resume_step": str(event.resume_step)}))
         case JobRequeued() as event:
-            tags = {"stoker.status": "queued", f"stoker.attempt.{event.attempt}.outcome": event.outcome}
+            mine = f"stoker.attempt.{event.attempt}"
+            tags = {"stoker.status": "queued", f"{mine}.outcome": event.outcome, f"{mine}.cause": event.cause}
             return Update(clean_tags(tags))
+        case JobBoosted() as event:
+            return Update(clean_tags({"stoker.boosted": event.cause}))
         case CancelRequested():
             return Update(clean_tags({"stoker.status": "cancelling"}))
     return None
@@ -172,6 +191,8 @@ def ending(event: JobFinished, recorded: Recorded, history: Sequence[Recorded]) 
         "stoker/gpu_hours": event.gpu_ms / 3_600_000,
     }
     tags = {"stoker.status": event.state, "stoker.outcome": event.outcome, "stoker.attempts": str(event.attempts)}
+    if count := preemptions(history):
+        tags["stoker.preemptions"] = str(count)
     if event.problem is not None:
         tags |= {"stoker.problem_code": event.problem.code, "stoker.problem": event.problem.detail}
     return Ending(

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from stoker_chassis.stores import Bus, Sample
 from stoker_proto import (
     Event,
     JobFinished,
+    JobRequeued,
     JobSubmitted,
     LogsSealed,
     MetricBatch,
@@ -33,7 +35,7 @@ from stoker_proto import (
 from stoker_proto.jobs import JobEvent
 
 from .checkpoint import Checkpoint
-from .mapping import Measured, Update, ending, measured, new_run, update
+from .mapping import Measured, Update, ending, measured, new_run, preemptions, update
 from .mirror import METRICS_A_BATCH, Mirror, Refused, RunRef
 
 MAX_SAMPLES, MAX_REJECTS = 500, 20
@@ -80,6 +82,9 @@ class Tracker:
             await self._late(event, recorded)
         elif isinstance(event, JobEvent):
             wanted = update(recorded)
+            if wanted and isinstance(event, JobRequeued) and event.outcome == "preempted":
+                count = preemptions(await patiently(lambda: self._history(event.job_id, recorded.seq + 1)))
+                wanted = replace(wanted, tags=(*wanted.tags, ("stoker.preemptions", str(count))))
             run = await self._run_of(event.job_id) if wanted else None
             if run and wanted:
                 await self._change(event.job_id, run, wanted)
