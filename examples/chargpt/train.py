@@ -67,9 +67,10 @@ def main() -> None:
         optimizer.step()
         mean = loss.detach().clone()
         dist.all_reduce(mean)
-        # Rank 0's clock decides for all, so that every rank saves and stops at the same step.
-        now = time.monotonic()
-        last = step + 1 == options["max_steps"] or now - began_at > (options["max_seconds"] or float("inf"))
+        # Rank 0 decides for all, so that every rank saves and stops at the same step.
+        now, asked = time.monotonic(), training.should_stop()
+        over = now - began_at > (options["max_seconds"] or float("inf"))
+        last = step + 1 == options["max_steps"] or over or asked
         due = torch.tensor([now - saved_at > options["checkpoint_seconds"] or last, last], device=device).int()
         dist.broadcast(due, 0)
         saving, stopping = due.tolist()

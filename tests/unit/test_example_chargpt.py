@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,13 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def train(folder: Path, *, resume: Path | None = None, **parameters: Any) -> dict[int, float]:
+def train(
+    folder: Path,
+    meanwhile: Callable[[list[subprocess.Popen[str]]], None] = lambda ranks: None,
+    *,
+    resume: Path | None = None,
+    **parameters: Any,
+) -> dict[int, float]:
     """Train with two ranks as torchrun and the launcher would start them; the loss of each step."""
     folder.mkdir()
     (folder / "parameters.json").write_text(json.dumps(SMALL | parameters))
@@ -45,6 +54,7 @@ def train(folder: Path, *, resume: Path | None = None, **parameters: Any) -> dic
         ranks.append(
             subprocess.Popen(argv, env=env | mine, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
+    meanwhile(ranks)
     said = [rank.communicate(timeout=100)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(said)
     assert not (folder / "1.metrics").exists(), "only rank 0 logs"
@@ -70,6 +80,19 @@ def test_a_training_resumed_from_a_checkpoint_has_the_losses_of_one_that_was_not
     rest = train(tmp_path / "rest", max_steps=12, resume=saved)
     assert list(rest) == list(range(7, 12))
     assert first | rest == whole
+
+
+@pytest.mark.timeout(300)
+def test_a_training_that_is_asked_to_stop_ends_on_all_ranks_with_a_checkpoint_of_its_last_step(tmp_path: Path) -> None:
+    def ask(ranks: list[subprocess.Popen[str]]) -> None:
+        while not (tmp_path / "asked" / "0.metrics").exists():
+            time.sleep(0.05)
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+
+    losses = train(tmp_path / "asked", ask, max_steps=1_000_000)
+    (saved,) = checkpoints(tmp_path / "asked")
+    assert int(saved.name.removeprefix("step-")) == max(losses) + 1
 
 
 @pytest.mark.timeout(300)

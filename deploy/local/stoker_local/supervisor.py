@@ -23,6 +23,7 @@ from .process import Child
 
 Say = Callable[[str], None]
 START_S = 180.0
+RACK = 4
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,19 @@ def _children(
     # One epoch a supervisor: whatever ran under an earlier one was ended with it.
     epoch = new_id().lower()
     for number in range(1, plan.nodes + 1):
-        node = f"node-{number}"
-        env = {"STOKER_NODE": node, "STOKER_BOOT_EPOCH": epoch}
-        if plan.gpus_per_node is not None:
-            env |= {"STOKER_SIM_DIR": str(layout.sim), "STOKER_SIM_GPUS": str(plan.gpus_per_node)}
-        children.append(child(f"launcher-{node}", "stoker_launcher", **env))
-        children.append(child(f"health-{node}", "stoker_health", **env))
+        env = node_env(plan, layout, number) | {"STOKER_BOOT_EPOCH": epoch}
+        children.append(child(f"launcher-node-{number}", "stoker_launcher", **env))
+        children.append(child(f"health-node-{number}", "stoker_health", **env))
     return children
+
+
+def node_env(plan: Plan, layout: Layout, number: int) -> dict[str, str]:
+    """What the services of one node are told; simulated nodes stand in racks of four."""
+    env = {"STOKER_NODE": f"node-{number}"}
+    if plan.gpus_per_node is not None:
+        env |= {"STOKER_SIM_DIR": str(layout.sim), "STOKER_SIM_GPUS": str(plan.gpus_per_node)}
+        env["STOKER_LABELS"] = f"rack=rack-{(number - 1) // RACK}"
+    return env
 
 
 def _mlflow(layout: Layout, port: int, lifeline: int, base: dict[str, str], say: Say) -> Child:
