@@ -8,6 +8,7 @@ TELEMETRY = "TELEMETRY"
 TELEMETRY_SUBJECTS = ("stoker.log.>", "stoker.metric.>", "stoker.device.>")
 ASSIGNMENTS = "assignments"  # KV: key node, value the node's desired state
 LEASES = "leases"  # KV: key service, value the holder
+SNAPSHOTS = "snapshots"  # KV: key service, value where its newest snapshot lies
 BLOBS = "blobs"  # object store: name is the SHA-256 of the content
 
 DECISIONS = "stoker.event.scheduler.decisions"

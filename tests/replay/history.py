@@ -49,8 +49,8 @@ from stoker_proto import (
     seal,
     to_line,
 )
+from stoker_scheduler.board import Timing
 from stoker_scheduler.core import Scheduler
-from stoker_scheduler.cycle import Timing
 
 BEGAN = datetime(2026, 12, 1, 2, 0, tzinfo=UTC)
 JOB = "01KC0QX5E8M3T7V9W2Y4Z6A8BC"

@@ -23,8 +23,8 @@ from stoker_proto import (
     from_line,
     to_line,
 )
+from stoker_scheduler.board import Timing
 from stoker_scheduler.core import Scheduler
-from stoker_scheduler.cycle import Timing
 
 HERE = Path(__file__).parent
 GOLDEN = sorted((HERE / "golden").glob("*.jsonl"))
@@ -109,6 +109,6 @@ def test_the_scheduler_folds_the_first_golden_log_with_nothing_void_and_nothing_
         scheduler.evolve(recorded)
     state = scheduler.state
     assert (state.voided, state.ignored, dict(state.to_announce)) == (0, 0, {})
-    (job,) = state.jobs.values()
-    assert job.state == "succeeded" and not any(state.owner.values())
+    assert [over.state for over in state.over.values()] == ["succeeded"]
+    assert not state.jobs and not any(state.owner.values())
     assert scheduler.decide(records[-1].at_ms) == []

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from stoker_proto import JobFinished, Recorded, from_line
+from stoker_scheduler.board import Timing
 from stoker_scheduler.core import Scheduler
-from stoker_scheduler.cycle import Timing
 from stoker_scheduler.evolve import evolve
+from stoker_scheduler.invariants import violations
 from stoker_scheduler.state import State, state_hash
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.jsonl"))
@@ -41,9 +42,10 @@ def test_the_fold_ends_where_the_log_says(path: Path) -> None:
     finished = {r.event.job_id: r.event for r in records if isinstance(r.event, JobFinished)}
     assert finished, "a golden log tells of at least one job's end"
     for job_id, event in finished.items():
-        job = state.jobs[job_id]
-        assert (job.state, job.outcome, job.attempts) == (event.state, event.outcome, event.attempts)
+        assert job_id not in state.jobs
+        assert state.over[job_id] == (event.state, event.outcome)
     assert not any(state.owner.values()), "no GPU is left allocated"
+    assert violations(state) == []
     assert state.voided == 0
 
 

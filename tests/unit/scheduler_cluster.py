@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoker_proto import Event
+from stoker_proto import Event, JobFinished
+from stoker_scheduler.board import Timing
 from stoker_scheduler.core import Scheduler
-from stoker_scheduler.cycle import Timing
-from stoker_scheduler.state import Attempt, Job
+from stoker_scheduler.state import Attempt, Job, State
 from tests.builders import ListLog, exited, joined, ready, released, sealed, started
 
 
@@ -43,8 +43,20 @@ class Cluster:
         for name in names:
             self.tell(joined(name, gpus), ready(name))
 
+    @property
+    def state(self) -> State:
+        return self.scheduler.state
+
     def job(self, job_id: str) -> Job:
-        return self.scheduler.state.jobs[job_id]
+        """A job that waits or is active."""
+        return self.state.jobs[job_id]
+
+    def ended(self, job_id: str) -> JobFinished:
+        """How a job that is over ended."""
+        assert job_id in self.state.over, f"{job_id} is {self.state.jobs[job_id].state}"
+        told = [r.event for r in self.log.records if isinstance(r.event, JobFinished) and r.event.job_id == job_id]
+        assert len(told) == 1
+        return told[0]
 
     def attempt(self, job_id: str) -> Attempt:
         attempt = self.job(job_id).attempt

@@ -18,7 +18,9 @@ BIN = Path(sys.executable).parent
 # Files that may do no I/O and know no clock, randomness or fresh ids.
 PURE_CORES = [
     "state", "evolve", "apply", "ending", "cycle", "explain", "gang", "desired", "outcome", "verdict", "blame",
-    "allreduce", "plan", "mapping", "validate", "reading", "configuration", "fit", "placement", "fragments",
+    "allreduce", "plan", "mapping", "validate", "reading", "configuration", "fit", "placement",
+    "waiting", "usage", "queueing", "quota", "order", "topology",
+    "layout", "board", "victims", "reserve", "attend", "answers", "invariants",
 ]  # fmt: skip
 
 

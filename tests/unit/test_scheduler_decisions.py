@@ -15,7 +15,7 @@ from stoker_proto import (
     Stop,
     problem,
 )
-from stoker_scheduler.cycle import Timing
+from stoker_scheduler.board import Timing
 from stoker_scheduler.desired import desired
 from tests.builders import exited, joined, ready, released, sealed, submitted
 from tests.unit.scheduler_cluster import Cluster
@@ -49,7 +49,7 @@ def test_a_job_is_placed_on_a_ready_node_and_finishes_when_its_logs_are_sealed()
     cluster.tell(exited("j", 1, "n1", attempt.fence), released("j", 1, "n1", attempt.fence))
     assert cluster.job("j").state == "active", "not finished before the logs are sealed"
     cluster.tell(sealed("j", 1, "n1", attempt.fence))
-    assert cluster.job("j").state == "succeeded"
+    assert cluster.ended("j").state == "succeeded"
     finished = [r.event for r in cluster.log.records if isinstance(r.event, JobFinished)]
     assert [(f.outcome, f.gpu_ms) for f in finished] == [("ok", 10_000)], "two GPUs for five seconds"
 
@@ -69,7 +69,7 @@ def test_a_gang_is_placed_whole_or_not_at_all() -> None:
     cluster.tell(submitted("small"))
     cluster.tell(submitted("gang", nodes=2))
     assert cluster.places("gang") == ()
-    assert cluster.job("gang").reasons[0].code == "gpus_busy"
+    assert cluster.job("gang").reasons[0].code == "reserved"
     assert cluster.job("gang").reasons[0].blockers == ("small",)
     cluster.start("small")
     cluster.end("small")
@@ -89,7 +89,7 @@ def test_small_jobs_do_not_starve_a_waiting_gang() -> None:
     cluster.nodes("n1", "n2")
     cluster.tell(submitted("first"), submitted("gang", nodes=2), submitted("later"))
     assert cluster.places("later") == (), "n2 is free, but the gang ahead waits for it"
-    assert [r.code for r in cluster.job("later").reasons] == ["behind"]
+    assert [r.code for r in cluster.job("later").reasons] == ["kept_for_others"]
 
 
 def test_a_job_that_cannot_run_now_at_all_blocks_nobody() -> None:
@@ -105,7 +105,7 @@ def test_in_a_deep_queue_every_job_has_its_reason_and_no_reason_grows_with_the_q
     cluster.nodes("n1", "n2")
     cluster.tell(submitted("running"), submitted("gang", nodes=2), *(submitted(f"j{n:03d}") for n in range(300)))
     last = cluster.job("j299")
-    assert [(r.code, r.blockers) for r in last.reasons] == [("behind", ("gang",))]
+    assert [(r.code, r.blockers) for r in last.reasons] == [("kept_for_others", ("gang",))]
     assert len(last.reasons[0].model_dump_json()) < 500
 
 
@@ -146,7 +146,7 @@ def test_a_quarantined_node_is_left_and_the_job_resumes_elsewhere() -> None:
     cluster.stopped("j")
     assert cluster.job("j").state == "active", "waits to be told whose fault it was"
     cluster.tell(attributed("j", 1, "infra_gpu", retry=True, node=bad))
-    assert cluster.job("j").retries == 1
+    assert cluster.job("j").retried == (("infra_gpu", 1),)
     assert cluster.attempt("j").number == 2
     assert bad not in cluster.places("j")
     assert len(cluster.places("j")) == 2
@@ -171,7 +171,7 @@ def test_a_user_error_is_not_retried_and_keeps_its_problem() -> None:
     cluster.tell(exited("j", 1, "n1", cluster.attempt("j").fence, "user_error"))
     cluster.tell(attributed("j", 1, "user_error", retry=False))
     cluster.stopped("j")
-    job = cluster.job("j")
+    job = cluster.ended("j")
     assert (job.state, job.attempts) == ("failed", 1)
     assert job.problem is not None
     assert job.problem.origin == "user"
@@ -187,7 +187,7 @@ def test_retries_end_when_the_limit_is_used_up() -> None:
         cluster.tell(exited("j", number, "n1", cluster.attempt("j").fence, "infra_comm"))
         cluster.tell(attributed("j", number, "infra_comm", retry=True))
         cluster.stopped("j")
-    job = cluster.job("j")
+    job = cluster.ended("j")
     assert (job.state, job.attempts, job.outcome) == ("failed", 2, "infra_comm")
     assert job.problem is not None
     assert "max_retries = 1 is used up" in job.problem.detail
@@ -204,27 +204,27 @@ def test_silent_attribution_is_waited_for_and_then_done_without() -> None:
     due = cluster.scheduler.due_ms(cluster.log.at_ms)
     assert due is not None
     cluster.later(due - cluster.log.at_ms)
-    assert cluster.job("j").state == "failed"
+    assert cluster.ended("j").state == "failed"
 
 
 def test_cancel_works_in_every_state() -> None:
     cluster = Cluster()
     cluster.tell(submitted("queued"), CancelRequested(job_id="queued"))
-    assert cluster.job("queued").state == "cancelled"
+    assert cluster.ended("queued").state == "cancelled"
     cluster.nodes("n1")
     cluster.tell(submitted("placed"))
     cluster.tell(CancelRequested(job_id="placed"))
     assert cluster.attempt("placed").stop == "cancelled"
     cluster.stopped("placed")
-    assert cluster.job("placed").state == "cancelled"
+    assert cluster.ended("placed").state == "cancelled"
     cluster.tell(submitted("running"))
     cluster.start("running")
     cluster.tell(CancelRequested(job_id="running"))
     assert cluster.job("running").state == "active", "cancelling until the exit is proven"
     cluster.stopped("running")
-    assert cluster.job("running").state == "cancelled"
+    assert cluster.ended("running").state == "cancelled"
     cluster.tell(CancelRequested(job_id="running"))
-    assert cluster.job("running").state == "cancelled"
+    assert cluster.ended("running").state == "cancelled"
 
 
 def test_a_cancel_that_comes_after_success_changes_nothing() -> None:
@@ -235,7 +235,7 @@ def test_a_cancel_that_comes_after_success_changes_nothing() -> None:
     cluster.tell(exited("j", 1, "n1", cluster.attempt("j").fence))
     cluster.tell(CancelRequested(job_id="j"))
     cluster.stopped("j")
-    assert cluster.job("j").state == "succeeded"
+    assert cluster.ended("j").state == "succeeded"
 
 
 def test_a_place_decided_before_a_cancel_is_void_when_it_lands_after() -> None:
@@ -249,7 +249,7 @@ def test_a_place_decided_before_a_cancel_is_void_when_it_lands_after() -> None:
     assert cluster.scheduler.state.voided == 1
     assert cluster.scheduler.state.owner["n1"] == {}
     cluster.decide()
-    assert cluster.job("j").state == "cancelled"
+    assert cluster.ended("j").state == "cancelled"
 
 
 def test_a_gang_whose_one_node_was_quarantined_meanwhile_is_void_as_a_whole() -> None:
@@ -312,7 +312,7 @@ def test_a_failed_preflight_moves_the_job_without_counting_as_a_failure() -> Non
     cluster.tell(quarantined(bad), PreflightFailed(job_id="j", attempt=1, nodes=(bad,), detail="wrong sum"))
     cluster.stopped("j")
     job = cluster.job("j")
-    assert (job.retries, job.attempts) == (0, 2)
+    assert (job.retried, job.attempts) == ((), 2)
     assert bad not in cluster.places("j")
 
 
@@ -342,7 +342,7 @@ def test_an_attempt_over_its_time_limit_is_stopped_and_expires() -> None:
     cluster.later(60_000)
     assert cluster.attempt("j").stop == "timeout"
     cluster.stopped("j")
-    assert cluster.job("j").state == "expired"
+    assert cluster.ended("j").state == "expired"
 
 
 def test_a_launcher_that_accepts_and_goes_silent_loses_the_attempt_at_the_start_deadline() -> None:

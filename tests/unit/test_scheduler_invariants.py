@@ -15,8 +15,8 @@ from stoker_proto import (
     NodeUnknown,
     problem,
 )
+from stoker_scheduler.board import Timing
 from stoker_scheduler.core import Scheduler
-from stoker_scheduler.cycle import Timing
 from stoker_scheduler.evolve import evolve
 from stoker_scheduler.state import State, state_hash
 from tests.builders import exited, joined, ready, released, sealed, started, submitted

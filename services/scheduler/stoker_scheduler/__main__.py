@@ -1,16 +1,20 @@
-"""Wires the scheduler: leads by lease, decides by the log, projects desired state for the launchers."""
+"""Wires the scheduler: leads by lease, decides by the log, projects desired state, and answers questions."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
+from stoker_chassis.clock import LogClock
 from stoker_chassis.hosting import host
 from stoker_chassis.service import lead
 from stoker_chassis.stores import Bus
-from stoker_proto import NodeAssignments
+from stoker_proto import ExplainAsked, Frozen, NodeAssignments, PlanAsked, Problem
+from stoker_proto.subjects import question
 
+from . import answers
+from .board import Timing
 from .core import Scheduler
-from .cycle import Timing
 from .desired import desired
 from .settings import SchedulerSettings
 
@@ -34,16 +38,46 @@ class Projector:
                 self._written[node] = wanted
 
 
+class Desk:
+    """Answers questions from the present state; every scheduler can, the leader or not."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._clock = LogClock()
+
+    def explain(self, payload: bytes) -> bytes:
+        return _said(answers.explain(self._scheduler.cycle(self._now_ms()), ExplainAsked.model_validate_json(payload)))
+
+    def plan(self, payload: bytes) -> bytes:
+        return _said(answers.plan(self._scheduler.cycle(self._now_ms()), PlanAsked.model_validate_json(payload)))
+
+    def queues(self, payload: bytes) -> bytes:
+        return _said(answers.queues(self._scheduler.cycle(self._now_ms())))
+
+    def _now_ms(self) -> int:
+        self._clock.saw(self._scheduler.state.at_ms)
+        return self._clock.now_ms()
+
+
+def _said(answer: Frozen | Problem) -> bytes:
+    if isinstance(answer, Problem):
+        return b'{"problem":' + answer.model_dump_json(exclude_none=True).encode() + b"}"
+    return answer.model_dump_json().encode()
+
+
 async def serve(bus: Bus, ready: Callable[[], None], settings: SchedulerSettings) -> None:
     timing = Timing(
         fresh_ms=int(settings.preflight_fresh_seconds * 1000),
         start_deadline_ms=int(settings.start_deadline_seconds * 1000),
         fence_ms=int(settings.fence_after_seconds * 1000),
     )
-    scheduler = Scheduler(timing)
-    projector = Projector(bus, scheduler)
+    scheduler = Scheduler(timing, check_every=settings.check_invariants_every)
+    projector, desk = Projector(bus, scheduler), Desk(scheduler)
     ready()
-    await lead(bus, "scheduler", settings.instance, scheduler, after_fold=projector.after_fold)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(lead(bus, "scheduler", settings.instance, scheduler, after_fold=projector.after_fold))
+        for verb, handler in (("explain", desk.explain), ("plan", desk.plan), ("queues", desk.queues)):
+            tasks.create_task(bus.questions.answer(question("scheduler", verb), handler))
 
 
 def main() -> None:

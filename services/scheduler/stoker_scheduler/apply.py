@@ -6,37 +6,54 @@ does nothing, whole gangs together, and the next pass decides anew.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from stoker_proto import (
+    Allocation,
     AttemptPlaced,
+    Boost,
+    Claim,
     DecisionBatch,
     Event,
     Fence,
     Finish,
+    JobBoosted,
     JobFinished,
     JobRequeued,
     Place,
     Recorded,
     Requeue,
     Stop,
+    Unclaim,
 )
 
-from .state import Attempt, Exclusion, Part, State
+from . import state as entities
+from .placement import WHOLE
+from .queueing import dequeue, drop_claim, enqueue, is_firm, requeue_with, settle_dependents
+from .state import Attempt, Exclusion, Job, Over, Part, State
 
 EXCLUSION_MS = 10 * 60_000
+REMEMBERED_MS = 60_000
+MS_IN_HOUR = 3_600_000
 
 
-def announcement_key(event: AttemptPlaced | JobRequeued | JobFinished) -> str:
+def announcement_key(event: AttemptPlaced | JobRequeued | JobFinished | JobBoosted) -> str:
     """Which announcement this is; also its event id, so that two leaders announce once."""
-    if isinstance(event, AttemptPlaced):
-        return f"placed:{event.job_id}:{event.attempt}"
-    if isinstance(event, JobRequeued):
-        return f"requeued:{event.job_id}:{event.attempt}"
-    return f"finished:{event.job_id}"
+    match event:
+        case AttemptPlaced():
+            return f"placed:{event.job_id}:{event.attempt}"
+        case JobRequeued():
+            return f"requeued:{event.job_id}:{event.attempt}"
+        case JobBoosted():
+            return f"boosted:{event.job_id}"
+        case JobFinished():
+            return f"finished:{event.job_id}"
+        case _:
+            assert_never(event)
 
 
 def apply_batch(state: State, batch: DecisionBatch, recorded: Recorded) -> None:
     for action in batch.actions:
-        held = False
         match action:
             case Place():
                 held = _place(state, action, recorded)
@@ -48,58 +65,111 @@ def apply_batch(state: State, batch: DecisionBatch, recorded: Recorded) -> None:
                 held = _finish(state, action)
             case Fence():
                 held = _fence(state, action, recorded)
+            case Claim():
+                held = _claim(state, action, recorded)
+            case Unclaim():
+                held = drop_claim(state, action.job_id)
+            case Boost():
+                held = _boost(state, action)
         state.voided += not held
 
 
-def _announce(state: State, event: AttemptPlaced | JobRequeued | JobFinished) -> None:
+def _announce(state: State, event: AttemptPlaced | JobRequeued | JobFinished | JobBoosted) -> None:
     state.to_announce[announcement_key(event)] = event
+
+
+def _startable(state: State, job: Job | None) -> bool:
+    return job is not None and job.state == "queued" and not job.gated
+
+
+def _working(state: State, allocation: Allocation) -> bool:
+    node = state.nodes.get(allocation.node)
+    return node is not None and node.takes_work and node.boot_epoch == allocation.boot_epoch
+
+
+def _free(state: State, job_id: str, allocation: Allocation, over: tuple[str, ...]) -> bool:
+    """Whether the GPUs, cores and memory are there, and claimed by nobody whom the job may not go before."""
+    at = state.at[allocation.node]
+    if not state.capacity.holds(allocation.node, allocation.cpu_milli, allocation.memory_mib):
+        return False
+    for uuid in allocation.gpus:
+        if uuid not in at or state.held(allocation.node, uuid) + allocation.milli > WHOLE:
+            return False
+        claimer = state.claimed.get((allocation.node, uuid))
+        if claimer is not None and claimer != job_id and claimer not in over:
+            return False
+    return len(set(allocation.gpus)) == len(allocation.gpus)
 
 
 def _place(state: State, action: Place, recorded: Recorded) -> bool:
     job = state.jobs.get(action.job_id)
-    if job is None or job.state != "queued" or job.cancel or action.attempt != job.attempts + 1:
+    if job is None or not _startable(state, job) or action.attempt != job.attempts + 1:
         return False
+    if not all(_working(state, a) and _free(state, job.id, a, action.over) for a in action.allocations):
+        return False
+    drop_claim(state, job.id)
+    dequeue(state, job.id)
+    firm = is_firm(state, job)
+    parts = []
     for allocation in action.allocations:
-        node = state.nodes.get(allocation.node)
-        if node is None or not node.takes_work or node.boot_epoch != allocation.boot_epoch:
-            return False
-        if not set(allocation.gpus) <= set(state.free(node)):
-            return False
-    for allocation in action.allocations:
-        held = state.owner[allocation.node]
+        part = Part(allocation, charge_of(state, allocation))
+        parts.append(part)
+        owner, at = state.owner[allocation.node], state.at[allocation.node]
         for uuid in allocation.gpus:
-            held[uuid] = (job.id, action.attempt)
+            owner.setdefault(uuid, {})[job.id] = allocation.milli
+        state.capacity.take(
+            allocation.node, [at[u] for u in allocation.gpus], allocation.milli, allocation.cpu_milli,
+            allocation.memory_mib,
+        )  # fmt: skip
+        state.usage.add(job.queue, part.charge, firm=firm)
+    state.usage.count(job.queue, 1)
+    kind = (job.queue, job.class_name)
+    state.running[kind] = state.running.get(kind, 0) + 1
+    if job.array_id:
+        state.arrays[job.array_id] = state.arrays.get(job.array_id, 0) + 1
     attempt = Attempt(
-        number=action.attempt,
-        fence=recorded.seq,
-        placed_ms=recorded.at_ms,
-        parts=tuple(Part(a) for a in action.allocations),
+        number=action.attempt, fence=recorded.seq, placed_ms=recorded.at_ms, parts=tuple(parts),
         preflight=action.preflight,
-    )
+    )  # fmt: skip
     state.change(job.id, state="active", attempt=attempt, attempts=action.attempt, reasons=())
-    del state.queued[job.id]
     state.active[job.id] = None
     _announce(
         state,
         AttemptPlaced(
-            job_id=job.id,
-            attempt=action.attempt,
-            fence=recorded.seq,
-            allocations=action.allocations,
+            job_id=job.id, attempt=action.attempt, fence=recorded.seq, allocations=action.allocations,
             preflight=action.preflight,
         ),
-    )
+    )  # fmt: skip
     return True
+
+
+def charge_of(state: State, allocation: Allocation) -> tuple[tuple[str, int], ...]:
+    """The GPU share of an allocation by model."""
+    gpus, at = state.nodes[allocation.node].gpus, state.at[allocation.node]
+    charge: dict[str, int] = {}
+    for uuid in allocation.gpus:
+        model = gpus[at[uuid]].model
+        charge[model] = charge.get(model, 0) + allocation.milli
+    return tuple(charge.items())
 
 
 def _stop(state: State, action: Stop, recorded: Recorded) -> bool:
     job = state.jobs.get(action.job_id)
     attempt = job.attempt if job else None
-    if attempt is None or attempt.number != action.attempt or attempt.stop is not None or attempt.released:
+    if job is None or attempt is None or attempt.number != action.attempt or attempt.released:
         return False
+    if attempt.stop is not None:
+        return False
+    preempted = action.reason == "preempted"
+    if preempted:
+        recent = tuple(t for t in state.preempted_ms if t > recorded.at_ms - REMEMBERED_MS)
+        state.preempted_ms = (*recent, recorded.at_ms)
     state.change(
         action.job_id,
-        attempt=attempt._replace(stop=action.reason, stop_ms=recorded.at_ms, grace_ms=action.grace_ms),
+        attempt=attempt._replace(
+            stop=action.reason, stop_ms=recorded.at_ms, grace_ms=action.grace_ms, by=action.by, rule=action.rule
+        ),
+        preemptions=job.preemptions + preempted,
     )
     return True
 
@@ -109,52 +179,80 @@ def _requeue(state: State, action: Requeue, recorded: Recorded) -> bool:
     attempt = job.attempt if job else None
     if job is None or attempt is None or attempt.number != action.attempt or not attempt.released or job.cancel:
         return False
-    excluded = {e.node: e for e in job.exclusions}
+    excluded = {e.node: e for e in job.exclusions if e.until_ms > recorded.at_ms}
     for node in action.exclude_nodes:
         excluded[node] = Exclusion(node, recorded.seq, recorded.at_ms + EXCLUSION_MS)
-    state.change(
+    retried, blamed = dict(job.retried), dict.fromkeys(job.blamed)
+    if action.charged:
+        retried[action.outcome] = retried.get(action.outcome, 0) + 1
+        told = attempt.attribution
+        if told is None or told.confidence != "established":
+            blamed.update(dict.fromkeys((action.outcome, node) for node in action.exclude_nodes))
+    _leave(state, job)
+    spent = job.preemptions >= state.cluster.scheduling.max_preemptions and not job.boosted
+    job = state.change(
         job.id,
         state="queued",
+        boosted=job.boosted or spent,
         attempt=None,
-        retries=job.retries + action.charged,
+        since_ms=recorded.at_ms,
+        retried=tuple(retried.items()),
+        blamed=tuple(blamed),
         exclusions=tuple(excluded.values()),
         not_before_ms=action.not_before_ms,
     )
-    del state.active[job.id]
-    state.queued[job.id] = None
+    enqueue(state, job)
     _announce(
         state,
         JobRequeued(
-            job_id=job.id,
-            attempt=action.attempt,
-            outcome=action.outcome,
-            cause=action.cause,
-            exclude_nodes=action.exclude_nodes,
-            not_before_ms=action.not_before_ms,
+            job_id=job.id, attempt=action.attempt, outcome=action.outcome, cause=action.cause,
+            exclude_nodes=action.exclude_nodes, not_before_ms=action.not_before_ms,
         ),
-    )
+    )  # fmt: skip
+    if spent:
+        _announce(state, JobBoosted(job_id=job.id, cause="preempted"))
     return True
+
+
+def _leave(state: State, job: Job) -> None:
+    """The job is not active any more."""
+    if job.id not in state.active:
+        return
+    del state.active[job.id]
+    state.usage.count(job.queue, -1)
+    kind = (job.queue, job.class_name)
+    state.running[kind] -= 1
+    if not state.running[kind]:
+        del state.running[kind]
+    if job.array_id:
+        state.arrays[job.array_id] -= 1
+        if not state.arrays[job.array_id]:
+            del state.arrays[job.array_id]
 
 
 def _finish(state: State, action: Finish) -> bool:
     job = state.jobs.get(action.job_id)
-    if job is None or job.state not in ("queued", "active") or (job.attempt and not job.attempt.released):
+    if job is None or (job.attempt and not job.attempt.released):
         return False
-    state.change(job.id, state=action.state, attempt=None, outcome=action.outcome, problem=action.problem, reasons=())
-    state.queued.pop(job.id, None)
-    state.active.pop(job.id, None)
+    over = OVER.setdefault((action.state, action.outcome), Over(action.state, action.outcome))
+    drop_claim(state, job.id)
+    dequeue(state, job.id)
+    _leave(state, job)
+    del state.jobs[job.id]
+    state.deadlines.pop(job.id, None)
+    state.over[job.id] = over
+    settle_dependents(state, job.id, over)
     _announce(
         state,
         JobFinished(
-            job_id=job.id,
-            state=action.state,
-            outcome=action.outcome,
-            attempts=job.attempts,
-            gpu_ms=job.gpu_ms,
+            job_id=job.id, state=action.state, outcome=action.outcome, attempts=job.attempts, gpu_ms=job.gpu_ms,
             problem=action.problem,
         ),
-    )
+    )  # fmt: skip
     return True
+
+
+OVER: dict[tuple[str, str], Over] = {}  # one value for all jobs that ended alike: there may be millions
 
 
 def _fence(state: State, action: Fence, recorded: Recorded) -> bool:
@@ -166,6 +264,33 @@ def _fence(state: State, action: Fence, recorded: Recorded) -> bool:
     return release_part(state, action.job_id, action.node, recorded.at_ms, lost=True)
 
 
+def _claim(state: State, action: Claim, recorded: Recorded) -> bool:
+    job = state.jobs.get(action.job_id)
+    if job is None or not _startable(state, job):
+        return False
+    for allocation in action.allocations:
+        if not _working(state, allocation):
+            return False
+        for uuid in allocation.gpus:
+            if state.claimed.get((allocation.node, uuid), job.id) != job.id:
+                return False
+    drop_claim(state, job.id)
+    state.claims[job.id] = entities.Claim(job.id, recorded.seq, action.kind, action.allocations, action.starts_ms)
+    for allocation in action.allocations:
+        for uuid in allocation.gpus:
+            state.claimed[(allocation.node, uuid)] = job.id
+    return True
+
+
+def _boost(state: State, action: Boost) -> bool:
+    job = state.jobs.get(action.job_id)
+    if job is None or job.boosted:
+        return False
+    requeue_with(state, job.id, boosted=True)
+    _announce(state, JobBoosted(job_id=job.id, cause=action.cause))
+    return True
+
+
 def release_part(state: State, job_id: str, node: str, at_ms: int, *, lost: bool) -> bool:
     """Give back the GPUs that the job's attempt holds on this node, and charge for them."""
     job = state.jobs[job_id]
@@ -175,12 +300,24 @@ def release_part(state: State, job_id: str, node: str, at_ms: int, *, lost: bool
     part = next((p for p in attempt.parts if p.allocation.node == node and p.released_ms is None), None)
     if part is None:
         return False
-    for uuid in part.allocation.gpus:
-        state.owner[node].pop(uuid, None)
-    gpu_ms = len(part.allocation.gpus) * max(0, at_ms - attempt.placed_ms)
+    allocation = part.allocation
+    owner, at = state.owner[node], state.at[node]
+    for uuid in allocation.gpus:
+        held = owner[uuid]
+        del held[job_id]
+        if not held:
+            del owner[uuid]
+    state.capacity.give(
+        node, [at[u] for u in allocation.gpus], allocation.milli, allocation.cpu_milli, allocation.memory_mib
+    )
+    state.usage.add(job.queue, part.charge, firm=is_firm(state, job), sign=-1)
+    lasted_ms = max(0, at_ms - attempt.placed_ms)
+    numbers = state.cluster.scheduling
+    counted_ms = max(lasted_ms, int(numbers.shortest_charge_seconds * 1000))
+    state.usage.spent(job.queue, part.milli * counted_ms, at_ms, int(numbers.half_life_hours * MS_IN_HOUR))
     done = part._replace(released_ms=at_ms, lost=lost)
     parts = tuple(done if p is part else p for p in attempt.parts)
-    state.change(job_id, attempt=attempt._replace(parts=parts), gpu_ms=job.gpu_ms + gpu_ms)
+    state.change(job_id, attempt=attempt._replace(parts=parts), gpu_ms=job.gpu_ms + part.milli * lasted_ms // WHOLE)
     return True
 
 

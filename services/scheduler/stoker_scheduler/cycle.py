@@ -1,155 +1,347 @@
-"""`schedule(state, now_ms)`: one pass over all that waits or runs; decisions and reasons out, nothing touched."""
+"""`schedule(state, now_ms)`: one pass over all that waits or runs; decisions and reasons out, nothing touched.
+
+In order: end what has ended and stop what must stop; then go through the queue, and for each job in turn place it, or
+keep GPUs for it, or stop others for it, or say why it waits. A lane whose first job finds no place is left out whole.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from stoker_proto import Allocation, Boost, Place, Reason, Stop, Unclaim
+from stoker_proto import Claim as ClaimAction
 
-from stoker_proto import Action, Fence, Finish, Place, Reason, Stop, StopReason
+from . import gang
+from .attend import attend, end_waiting
+from .board import ENDLESS, Board, Pass, Timing
+from .explain import (
+    Context,
+    gate_reasons,
+    held_back,
+    not_looked_at,
+    quota_reasons,
+    unknown_reasons,
+    why_not_placed,
+)
+from .layout import Layouts
+from .order import Candidate, Walk
+from .queueing import lane_of
+from .reserve import Forecast, gone_by
+from .state import Claim, Job, State
+from .victims import Eviction, Hunt, Victim, grace_ms
+from .waiting import Lane
 
-from .ending import Wait, conclude
-from .explain import held_back, why_not_placed
-from .gang import excluded, matching, place
-from .state import Attempt, Job, Node, State
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """The numbers that the pass goes by, in milliseconds of the log's clock."""
-
-    fresh_ms: int = 600_000
-    start_deadline_ms: int = 180_000
-    fence_ms: int = 300_000
-
-
-@dataclass(slots=True)
-class Pass:
-    """What one pass decided. `due_ms` is the next moment at which deciding again could matter without a new event."""
-
-    actions: list[Action] = field(default_factory=list)
-    reasons: dict[str, tuple[Reason, ...]] = field(default_factory=dict)
-    due_ms: int | None = None
-
-    def wait(self, until_ms: int) -> None:
-        self.due_ms = until_ms if self.due_ms is None else min(self.due_ms, until_ms)
+MOST_ACTIONS = 400  # in one batch: a message of the log holds about a megabyte
+MOST_HUNTS = 24  # looks for victims in one pass, each by another lane
+LOOK_BEHIND = 64  # jobs behind a blocked one of their lane that may fit in before a claim starts
+MINUTE_MS = 60_000
 
 
-def schedule(state: State, now_ms: int, timing: Timing) -> Pass:
-    """Decide: end what has ended, stop what must stop, then place what waits, in order."""
-    out = Pass()
-    for job_id in state.active:
-        job = state.jobs[job_id]
-        if job.attempt is not None:
-            _attend(job, job.attempt, state, now_ms, timing, out)
-    _place_queue(state, now_ms, timing, out)
-    return out
+def schedule(state: State, now_ms: int, timing: Timing, layouts: Layouts | None = None) -> Pass:
+    """Decide."""
+    return Cycle(state, now_ms, timing, (layouts or Layouts())).run()
 
 
-def _attend(job: Job, attempt: Attempt, state: State, now_ms: int, timing: Timing, out: Pass) -> None:
-    if attempt.released:
-        end = conclude(job, attempt, now_ms)
-        if isinstance(end, Wait):
-            out.wait(end.until_ms)
-        else:
-            out.actions.append(end)
-        return
-    for part in attempt.parts:
-        node = state.nodes[part.allocation.node]
-        if part.released_ms is None and node.verdict == "unknown":
-            if now_ms >= node.since_ms + timing.fence_ms:
-                out.actions.append(Fence(job_id=job.id, attempt=attempt.number, node=node.name))
-            else:
-                out.wait(node.since_ms + timing.fence_ms)
-    if attempt.stop is None:
-        reason = _must_stop(job, attempt, state, now_ms, timing, out)
-        if reason is not None:
-            grace = 0 if reason in ("peer_failed", "preflight_failed") else int(job.spec.limits.grace_seconds * 1000)
-            out.actions.append(Stop(job_id=job.id, attempt=attempt.number, reason=reason, grace_ms=grace))
+class Cycle:
+    """One pass. `out` is what it decides; the board is what is left to give out."""
 
+    def __init__(self, state: State, now_ms: int, timing: Timing, layouts: Layouts) -> None:
+        self.state = state
+        self.now_ms = now_ms
+        self.timing = timing
+        self.out = Pass()
+        self.board = Board(state, layouts.of(state), now_ms)
+        self.walk = Walk(state, self.board.tree, self.board.usage, self.board.totals, now_ms)
+        self.hunt = Hunt(self.board)
+        self.forecast = Forecast(self.board)
+        self.context = Context(self.board, self.forecast)
+        self._hunts = 0
+        self._lanes: dict[tuple[str, Lane], tuple[Reason, ...]] = {}
+        self._reserved: dict[tuple[str, ...], int] = {}
+        self._preemptions_left = self._budget()
 
-def _must_stop(job: Job, attempt: Attempt, state: State, now_ms: int, timing: Timing, out: Pass) -> StopReason | None:
-    if job.cancel:
-        return "cancelled"
-    if attempt.preflight_failed is not None:
-        return "preflight_failed"
-    if attempt.failed is not None:
-        return "peer_failed"
-    for part in attempt.parts:
-        if part.lost:
-            return "lost"
-        if part.exited is None and state.nodes[part.allocation.node].verdict == "quarantined":
-            return "node_quarantined"
-    started = attempt.started_ms
-    if started is None or any(p.started_ms is None for p in attempt.parts):
-        deadline, reason = attempt.placed_ms + timing.start_deadline_ms, "lost"
-    elif job.spec.limits.timeout_minutes is not None:
-        deadline, reason = started + int(job.spec.limits.timeout_minutes * 60_000), "timeout"
-    else:
-        return None
-    if now_ms >= deadline:
-        return "timeout" if reason == "timeout" else "lost"
-    out.wait(deadline)
-    return None
+    def run(self) -> Pass:
+        attend(self.board, self.timing, self.out)
+        end_waiting(self.board, self.out)
+        self._boost()
+        self._drop_dead_claims()
+        for claim in self.board.claims.values():
+            self._count(self.state.jobs[claim.job_id], claim)
+        while len(self.out.actions) < MOST_ACTIONS:
+            candidate = self.walk.next()
+            if candidate is None:
+                break
+            self._consider(candidate)
+        if self.hunt.wake_ms is not None:
+            self.out.wait(self.hunt.wake_ms)
+        return self.out
 
+    def why(self, job: Job) -> tuple[Reason, ...]:
+        """Why the job waits, as this pass saw it."""
+        told = self.out.reasons.get(job.id)
+        if told is not None:
+            return told
+        if job.gated:
+            return gate_reasons(self.board, job)
+        if job.queue not in self.board.tree.queues or job.class_name not in self.board.tree.classes:
+            return unknown_reasons(self.board, job)
+        if job.id in self.board.claims:
+            return self.context.claimed(job, self.board.claims[job.id])
+        return self._lanes.get((job.queue, lane_of(job))) or not_looked_at()
 
-def _place_queue(state: State, now_ms: int, timing: Timing, out: Pass) -> None:
-    """Place waiting jobs by class, then order of submission.
+    def consider_alone(self, job: Job) -> tuple[tuple[Reason, ...], tuple[str, ...]]:
+        """For a job that nobody has submitted: why it would wait, or the nodes it would get, after this pass."""
+        board = self.board
+        if job.queue not in board.tree.queues or job.class_name not in board.tree.classes:
+            return unknown_reasons(board, job), ()
+        gates = gate_reasons(board, job)
+        if gates:
+            return gates, ()
+        models, refused = board.allowed(job)
+        if refused is not None:
+            return quota_reasons(board, job, refused), ()
+        spots = self._spots(job, models or ())
+        if spots is not None:
+            return (), tuple(board.topology.names[row] for row, _ in spots)
+        return why_not_placed(self.context, job), ()
 
-    A job that is blocked keeps later ones off the GPUs it waits for, so that small jobs cannot starve a gang; a job
-    that could not run even on empty working nodes blocks nobody. Free GPUs only get fewer within a pass, so a shape
-    that found no place is not tried again, and its reasons are those of every later job of that shape.
-    """
-    nodes = sorted((n for n in state.nodes.values() if n.takes_work), key=lambda n: n.name)
-    free = {n.name: state.free(n) for n in nodes}
-    every_model = tuple(sorted({g.model for n in nodes for g in n.gpus}))
-    first_blocked: dict[str, str] = {}
-    unplaced: dict[tuple[object, ...], tuple[Reason, ...]] = {}
-    for job in sorted((state.jobs[j] for j in state.queued), key=lambda j: j.order):
-        if job.cancel:
-            out.actions.append(Finish(job_id=job.id, state="cancelled", outcome="cancelled"))
-            continue
-        if job.not_before_ms > now_ms:
-            out.reasons[job.id] = (held_back(job, now_ms),)
-            out.wait(job.not_before_ms)
-            continue
-        avoid = excluded(job, state, now_ms)
+    def would_evict(self, job: Job) -> tuple[Victim, ...]:
+        """Whom a job that nobody has submitted would displace."""
+        if job.gated:
+            return ()
+        found = self.hunt.evict(job, self.board.usable(job), self.state.seq)
+        return found.victims if found else ()
+
+    def _spots(self, job: Job, models: tuple[str, ...]) -> tuple[gang.Spot, ...] | None:
+        board, demand = self.board, job.demand._replace(models=models)
+        within, mix = job.spec.compute.within, self.state.mix
+        return gang.place(board.capacity, demand, board.topology, board.usable(job), mix, within)
+
+    def _allocated(self, job: Job, spots: tuple[gang.Spot, ...]) -> tuple[Allocation, ...]:
+        return gang.allocations(self.state, self.board.topology, job.demand, spots)
+
+    def _budget(self) -> int:
+        lately = [t for t in self.state.preempted_ms if t > self.now_ms - MINUTE_MS]
+        left = self.state.cluster.scheduling.preemptions_per_minute - len(lately)
+        if left <= 0 and lately:
+            self.out.wait(lately[0] + MINUTE_MS + 1)
+        return left
+
+    def _boost(self) -> None:
+        """Jobs that have waited as long as their queue lets jobs wait go first from now on."""
+        for queue, lanes in self.state.waiting.queues.items():
+            known = self.board.tree.queues.get(queue)
+            if known is None or known.max_wait_minutes is None:
+                continue
+            patience = int(known.max_wait_minutes * MINUTE_MS)
+            for keys in lanes.values():
+                early = 0
+                for key in keys:
+                    job = self.state.jobs[key[3]]
+                    if job.boosted:
+                        continue
+                    if self.now_ms >= job.since_ms + patience:
+                        self.out.actions.append(Boost(job_id=job.id, cause="waited"))
+                        continue
+                    self.out.wait(job.since_ms + patience)
+                    early += 1
+                    if early == LOOK_BEHIND:
+                        break
+
+    def _drop_dead_claims(self) -> None:
+        """A claim keeps its nodes as long as all of them work; else the gang looks anew."""
+        for claim in list(self.board.claims.values()):
+            for allocation in claim.allocations:
+                node = self.state.nodes.get(allocation.node)
+                if node is None or not node.takes_work or node.boot_epoch != allocation.boot_epoch:
+                    self.board.drop(claim.job_id)
+                    cause = f"{allocation.node} takes no work now ({node.verdict if node else 'gone'})"
+                    self.out.actions.append(Unclaim(job_id=claim.job_id, cause=cause))
+                    break
+
+    def _count(self, job: Job, claim: Claim) -> None:
+        if claim.kind == "reserve":
+            self._reserved[job.demand.models] = self._reserved.get(job.demand.models, 0) + 1
+
+    def _consider(self, candidate: Candidate) -> None:
+        job = candidate.job
+        gates = gate_reasons(self.board, job)
+        if gates:
+            self._blocked(candidate, gates)
+            return
+        if job.not_before_ms > self.now_ms:
+            self.out.reasons[job.id] = (held_back(job, self.now_ms),)
+            self.out.wait(job.not_before_ms)
+            self.walk.skip(candidate)
+            return
         for exclusion in job.exclusions:
-            if exclusion.until_ms > now_ms:
-                out.wait(exclusion.until_ms)
-        compute = job.spec.compute
-        models = every_model if compute.model == "ANY" else (compute.model,)
-        ahead = tuple(dict.fromkeys(first_blocked[m] for m in models if m in first_blocked))
-        shape = (compute.model, compute.per_node, compute.nodes, avoid, ahead)
-        if shape in unplaced:
-            out.reasons[job.id] = unplaced[shape]
-            continue
-        chosen = None if ahead else place(job, nodes, free, avoid)
-        if chosen is None:
-            unplaced[shape] = out.reasons[job.id] = why_not_placed(job, state, free, avoid, ahead)
-            if _fits_when_empty(job, nodes, avoid):
-                for model in models:
-                    first_blocked.setdefault(model, job.id)
-            continue
-        for allocation in chosen:
-            free[allocation.node] = tuple(u for u in free[allocation.node] if u not in allocation.gpus)
-        names = tuple(sorted(a.node for a in chosen))
-        fresh = _fresh(state, names, now_ms, timing)
-        out.actions.append(
+            if exclusion.until_ms > self.now_ms:
+                self.out.wait(exclusion.until_ms)
+        claim = self.board.claims.get(job.id)
+        if claim is not None:
+            self.board.open(job.id)
+        models, refused = self.board.allowed(job)
+        spots = None if models is None else self._spots(job, models)
+        if spots is not None:
+            if claim is not None:
+                self._forget_claim(job.id)
+            self._place(candidate, self._allocated(job, spots))
+            return
+        if claim is not None:
+            self.board.keep(claim)
+            self._blocked(candidate, self.context.claimed(job, claim))
+            return
+        eviction = self._evict(job)
+        if eviction is not None:
+            self._claim(job, eviction.claim, eviction)
+            # The next of the lane may evict others: only this one has its GPUs now.
+            self.out.reasons[job.id] = self.context.claimed(job, eviction.claim)
+            self.walk.skip(candidate)
+            return
+        if refused is not None:
+            self._refused(candidate, quota_reasons(self.board, job, refused))
+            return
+        if self._fill(candidate, job):
+            return
+        reserved = self._reserve(job)
+        if reserved is not None:
+            self.out.reasons[job.id] = self.context.claimed(job, reserved)
+            self.walk.skip(candidate)
+            return
+        self._blocked(candidate, why_not_placed(self.context, job))
+
+    def _forget_claim(self, job_id: str) -> None:
+        claim = self.board.claims.pop(job_id)
+        for allocation in claim.allocations:
+            for uuid in allocation.gpus:
+                self.board.claimed.pop((allocation.node, uuid), None)
+
+    def _place(self, candidate: Candidate, chosen: tuple[Allocation, ...]) -> None:
+        self.board.take(candidate.job, chosen)
+        self._start(candidate.job, chosen, ())
+        self.walk.placed(candidate)
+
+    def _start(self, job: Job, chosen: tuple[Allocation, ...], over: tuple[str, ...]) -> None:
+        fresh = _fresh(self.state, tuple(sorted(a.node for a in chosen)), self.now_ms, self.timing)
+        self.out.actions.append(
             Place(
                 job_id=job.id,
                 attempt=job.attempts + 1,
                 allocations=chosen,
                 preflight="fresh" if fresh else "required",
+                over=over,
             )
         )
 
+    def _blocked(self, candidate: Candidate, reasons: tuple[Reason, ...]) -> None:
+        """Nobody of the lane fits; but some that will be gone soon may fit in before a claim starts."""
+        self._tell_lane(candidate, reasons)
+        if any(claim.starts_ms is not None for claim in self.board.claims.values()):
+            for key in self.walk.behind(candidate, LOOK_BEHIND):
+                other = self.state.jobs[key[3]]
+                if other.id not in self.board.claims:
+                    self._fill(candidate, other)
+        self.walk.drop_lane(candidate)
 
-def _fits_when_empty(job: Job, nodes: list[Node], avoid: tuple[str, ...]) -> bool:
-    compute = job.spec.compute
-    able = [n for n in nodes if n.name not in avoid and len(matching(n, compute.model)) >= compute.per_node]
-    return len(able) >= compute.nodes
+    def _tell_lane(self, candidate: Candidate, reasons: tuple[Reason, ...]) -> None:
+        self.out.reasons[candidate.job.id] = reasons
+        self._lanes[(candidate.queue, candidate.lane)] = reasons
+
+    def _refused(self, candidate: Candidate, reasons: tuple[Reason, ...]) -> None:
+        """Quota says no. A boosted job is not overtaken inside its queue, so that small ones cannot use it up."""
+        self._tell_lane(candidate, reasons)
+        if not candidate.job.boosted:
+            self.walk.drop_lane(candidate)
+            return
+        behind = self.context.behind(candidate.job)
+        for lane, first in self.walk.drop_queue(candidate.queue):
+            if lane != candidate.lane:
+                self.out.reasons[first] = self._lanes[(candidate.queue, lane)] = behind
+
+    def _fill(self, candidate: Candidate, job: Job) -> bool:
+        """Backfill: place the job on GPUs kept for others, if it will be gone before they can start."""
+        ends = gone_by(self.board, job)
+        if ends >= ENDLESS or job.not_before_ms > self.now_ms or job.gated or len(self.out.actions) >= MOST_ACTIONS:
+            return False
+        over = tuple(
+            claim.job_id
+            for claim in self.board.claims.values()
+            if claim.kind == "reserve" and claim.starts_ms is not None and claim.starts_ms >= ends
+        )
+        if not over or not self.board.has_free(over, job):
+            return False
+        models, _ = self.board.allowed(job)
+        if models is None:
+            return False
+        claims = [self.board.claims[job_id] for job_id in over]
+        for job_id in over:
+            self.board.open(job_id)
+        spots = self._spots(job, models)
+        chosen = self._allocated(job, spots) if spots is not None else ()
+        if chosen:
+            self.board.take(job, chosen)
+        for claim in claims:
+            self.board.keep(claim)
+        if not chosen:
+            return False
+        self._start(job, chosen, over)
+        if job.id == candidate.job.id:
+            self.walk.placed(candidate)
+        return True
+
+    def _evict(self, job: Job) -> Eviction | None:
+        if self._hunts >= MOST_HUNTS or self._preemptions_left <= 0:
+            return None
+        since = job.since_ms + int(self.state.cluster.scheduling.preempt_after_seconds * 1000)
+        if since > self.now_ms:
+            self.out.wait(since)
+            return None
+        self._hunts += 1
+        found = self.hunt.evict(job, self.board.usable(job), self.state.seq)
+        if found is None or len(found.victims) > self._preemptions_left:
+            return None
+        return found
+
+    def _claim(self, job: Job, claim: Claim, eviction: Eviction) -> None:
+        for victim in eviction.victims:
+            self.out.actions.append(
+                Stop(
+                    job_id=victim.job.id, attempt=victim.attempt.number, reason="preempted",
+                    grace_ms=grace_ms(self.board, victim.job), by=job.id, rule=victim.rule,
+                )
+            )  # fmt: skip
+            self.board.stopping.add(victim.job.id)
+        self.hunt.stopped(eviction.victims)
+        self._preemptions_left -= len(eviction.victims)
+        self._keep(claim)
+
+    def _keep(self, claim: Claim) -> None:
+        self.board.claim(claim)
+        self.out.actions.append(
+            ClaimAction(job_id=claim.job_id, kind=claim.kind, allocations=claim.allocations, starts_ms=claim.starts_ms)
+        )
+
+    def _reserve(self, job: Job) -> Claim | None:
+        """A claim for a gang that is blocked, while its GPU models have one to give."""
+        numbers = self.state.cluster.scheduling
+        if job.demand.gpus * job.demand.nodes < 2:
+            return None
+        if self._reserved.get(job.demand.models, 0) >= numbers.reservations:
+            return None
+        since = job.since_ms + int(numbers.reserve_after_seconds * 1000)
+        if since > self.now_ms:
+            self.out.wait(since)
+            return None
+        claim = self.forecast.claim(job, self.board.usable(job), self.state.seq)
+        if claim is None:
+            return None
+        self._count(job, claim)
+        self._keep(claim)
+        return claim
 
 
 def _fresh(state: State, names: tuple[str, ...], now_ms: int, timing: Timing) -> bool:
     """Whether these nodes passed one test together lately, with nothing found on any of them since."""
+    known = state.tested.get(names)
+    if known is not None and now_ms - known < timing.fresh_ms:
+        return True
     wanted = set(names)
     return any(wanted <= set(nodes) and now_ms - at_ms < timing.fresh_ms for nodes, at_ms in state.tested.items())

@@ -25,6 +25,8 @@ def desired(state: State) -> dict[str, NodeAssignments]:
             grace_ms=attempt.grace_ms,
             spec=job.spec,
             code=job.code,
+            array_id=job.array_id,
+            array_index=job.array_index,
             allocations=allocations,
             preflight=attempt.preflight,
         )

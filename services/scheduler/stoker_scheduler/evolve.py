@@ -11,8 +11,14 @@ from stoker_proto import (
     AttemptReleased,
     AttemptStarted,
     CancelRequested,
+    CheckpointSaved,
+    ClusterConfigured,
     DecisionBatch,
+    Event,
     FindingRecorded,
+    HoldReleased,
+    HoldRequested,
+    JobBoosted,
     JobFailureAttributed,
     JobFinished,
     JobRequeued,
@@ -22,13 +28,19 @@ from stoker_proto import (
     PendingReasonChanged,
     PreflightFailed,
     PreflightPassed,
+    PriorityChanged,
     Recorded,
     SelfTested,
     VerdictEvent,
+    WindowClosed,
+    WindowOpened,
 )
 
 from .apply import announcement_key, apply_batch, release_part
+from .queueing import configure, demand_of, enqueue, first_gates, requeue_with
 from .state import Attempt, Job, Node, Part, State
+
+MIB = 1 << 20
 
 
 def evolve(state: State, recorded: Recorded) -> State:
@@ -41,24 +53,61 @@ def evolve(state: State, recorded: Recorded) -> State:
 
 
 def _submitted(state: State, event: JobSubmitted, recorded: Recorded) -> None:
-    if event.job_id in state.jobs:
+    job_id, spec = event.job_id, event.spec
+    if job_id in state.jobs or job_id in state.over:
         state.ignored += 1
         return
-    state.put(Job(event.job_id, recorded.seq, event.spec, event.code, recorded.at_ms))
-    state.queued[event.job_id] = None
+    demand = demand_of(spec)
+    waits_for, refused = first_gates(state, job_id, spec)
+    job = Job(
+        id=job_id, seq=recorded.seq, spec=spec, code=event.code, submitted_ms=recorded.at_ms, since_ms=recorded.at_ms,
+        priority=spec.compute.priority, demand=demand, array_id=event.array_id, array_index=event.array_index,
+        held=spec.schedule.hold, waits_for=waits_for, refused=refused,
+    )  # fmt: skip
+    state.put(job)
+    state.mix = state.mix.plus(demand)
+    if spec.schedule.deadline is not None:
+        state.deadlines[job_id] = int(spec.schedule.deadline.timestamp() * 1000)
+    enqueue(state, job)
 
 
 def _cancel(state: State, event: CancelRequested, recorded: Recorded) -> None:
-    job = state.jobs.get(event.job_id)
-    if job is None or job.state not in ("queued", "active"):
+    if event.job_id not in state.jobs:
         state.ignored += 1
         return
-    state.change(event.job_id, cancel=True)
+    requeue_with(state, event.job_id, cancel=True)
+
+
+def _hold(state: State, event: HoldRequested | HoldReleased, recorded: Recorded) -> None:
+    if event.job_id not in state.jobs:
+        state.ignored += 1
+        return
+    requeue_with(state, event.job_id, held=isinstance(event, HoldRequested))
+
+
+def _priority(state: State, event: PriorityChanged, recorded: Recorded) -> None:
+    if event.job_id not in state.jobs:
+        state.ignored += 1
+        return
+    requeue_with(state, event.job_id, priority=event.priority)
+
+
+def _configured(state: State, event: ClusterConfigured, recorded: Recorded) -> None:
+    if event.version <= state.version:
+        state.ignored += 1
+        return
+    configure(state, event.version, event.cluster)
+
+
+def _window(state: State, event: WindowOpened | WindowClosed, recorded: Recorded) -> None:
+    if any(window.name == event.window for window in state.cluster.windows):
+        state.windows[event.window] = isinstance(event, WindowOpened)
 
 
 def _reasons(state: State, event: PendingReasonChanged, recorded: Recorded) -> None:
     if event.job_id in state.jobs:
         state.change(event.job_id, reasons=event.reasons)
+        state.untold.pop(event.job_id, None)
 
 
 def _batch(state: State, event: DecisionBatch, recorded: Recorded) -> None:
@@ -66,7 +115,7 @@ def _batch(state: State, event: DecisionBatch, recorded: Recorded) -> None:
     apply_batch(state, event, recorded)
 
 
-def _announced(state: State, event: AttemptPlaced | JobRequeued | JobFinished, recorded: Recorded) -> None:
+def _announced(state: State, event: AttemptPlaced | JobRequeued | JobFinished | JobBoosted, recorded: Recorded) -> None:
     if state.to_announce.pop(announcement_key(event), None) is None:
         state.ignored += 1
 
@@ -94,10 +143,30 @@ def _part(state: State, event: Any, change: Callable[[Part], Part]) -> None:
 
 def _started(state: State, event: AttemptStarted, recorded: Recorded) -> None:
     _part(state, event, lambda p: p if p.started_ms is not None else p._replace(started_ms=recorded.at_ms))
+    node = state.nodes.get(event.node)
+    if node and node.strikes:
+        state.nodes[event.node] = node._replace(strikes=())
+        state.layout += 1
+
+
+def _saved(state: State, event: CheckpointSaved, recorded: Recorded) -> None:
+    found = _current(state, event.job_id, event.attempt)
+    if found:
+        state.change(event.job_id, attempt=found[1]._replace(saved_ms=recorded.at_ms))
 
 
 def _exited(state: State, event: AttemptExited, recorded: Recorded) -> None:
     _part(state, event, lambda p: p if p.exited else p._replace(exited=event))
+    if event.outcome == "launch_rejected" and event.asked is None:
+        strike(state, event.node, event.job_id)
+
+
+def strike(state: State, name: str, job_id: str) -> None:
+    """Note that the job could not be started on the node."""
+    node = state.nodes.get(name)
+    if node and job_id not in node.strikes:
+        state.nodes[name] = node._replace(strikes=(*node.strikes, job_id))
+        state.layout += 1
 
 
 def _released(state: State, event: AttemptReleased, recorded: Recorded) -> None:
@@ -124,11 +193,18 @@ def _joined(state: State, event: NodeJoined, recorded: Recorded) -> None:
     old = state.nodes.get(event.node)
     if old and old.boot_epoch == event.boot_epoch:
         return
-    state.nodes[event.node] = Node(event.node, event.boot_epoch, event.gpus, since_ms=recorded.at_ms)
-    state.owner.setdefault(event.node, {})
-    _forget_tests(state, event.node)
-    for job_id in {job_id for job_id, _ in state.owner[event.node].values()}:
+    for job_id in sorted(state.holders(event.node)):
         release_part(state, job_id, event.node, recorded.at_ms, lost=True)
+    node = Node(
+        event.node, event.boot_epoch, event.gpus, cpu_milli=event.cpus * 1000, memory_mib=event.memory_bytes // MIB,
+        labels=event.labels, since_ms=recorded.at_ms,
+    )  # fmt: skip
+    state.nodes[event.node] = node
+    state.owner[event.node] = {}
+    state.at[event.node] = {gpu.uuid: index for index, gpu in enumerate(event.gpus)}
+    state.capacity.join(event.node, [gpu.model for gpu in event.gpus], node.cpu_milli, node.memory_mib)
+    state.layout += 1
+    _forget_tests(state, event.node)
 
 
 def _forget_tests(state: State, node: str) -> None:
@@ -142,9 +218,11 @@ def _verdict(state: State, event: VerdictEvent, recorded: Recorded) -> None:
         state.ignored += 1
         return
     verdict = event.verdict
+    strikes = () if verdict == "ready" else node.strikes
     state.nodes[event.node] = node._replace(
-        verdict=verdict, verdict_seq=recorded.seq, since_ms=recorded.at_ms, reason=event.reason
+        verdict=verdict, verdict_seq=recorded.seq, since_ms=recorded.at_ms, reason=event.reason, strikes=strikes
     )
+    state.layout += 1
     if verdict in ("degraded", "quarantined"):
         _forget_tests(state, event.node)
 
@@ -170,15 +248,23 @@ def _preflight_failed(state: State, event: PreflightFailed, recorded: Recorded) 
         state.change(event.job_id, attempt=found[1]._replace(preflight_failed=event.nodes))
 
 
-HANDLERS: dict[type, Callable[[State, Any, Recorded], None]] = {
+HANDLERS: dict[type[Event], Callable[[State, Any, Recorded], None]] = {
     JobSubmitted: _submitted,
     CancelRequested: _cancel,
+    HoldRequested: _hold,
+    HoldReleased: _hold,
+    PriorityChanged: _priority,
+    ClusterConfigured: _configured,
+    WindowOpened: _window,
+    WindowClosed: _window,
     PendingReasonChanged: _reasons,
     DecisionBatch: _batch,
     AttemptPlaced: _announced,
     JobRequeued: _announced,
     JobFinished: _announced,
+    JobBoosted: _announced,
     AttemptStarted: _started,
+    CheckpointSaved: _saved,
     AttemptExited: _exited,
     AttemptReleased: _released,
     LogsSealed: _sealed,

@@ -1,83 +1,292 @@
-"""Why a job waits: true reasons with numbers, the binding one first, and what the submitter may do."""
+"""Why a job waits: true reasons with numbers, the binding one first, and what the submitter may do.
+
+Tiers, highest first: held, refused, dependency; unknown queue or class; window, array; quota; never fits; nodes away;
+GPUs busy; kept for others; claimed; behind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import islice
 
 from stoker_proto import Reason
 
-from .gang import matching
-from .state import Job, Node, State
+from .board import ENDLESS, Board
+from .placement import fitting
+from .quota import Refusal, borrowed
+from .reserve import Forecast
+from .state import Claim, Job, Node
+from .usage import ALL
 
 SHOWN = 20  # blockers named; the numbers are in the facts
+Fact = str | int | float | list[str]
+
+
+def gpus_of(milli: int) -> float:
+    """Thousandths as GPUs."""
+    return milli / 1000
 
 
 def held_back(job: Job, now_ms: int) -> Reason:
     return Reason(
         code="backoff",
-        message="The last attempt failed on infrastructure; the next one starts after a pause",
-        facts={"starts_in_ms": job.not_before_ms - now_ms, "retries": job.retries},
+        message="The last attempt ended early; the next one starts after a pause",
+        facts={
+            "starts_in_ms": job.not_before_ms - now_ms,
+            "retries": sum(count for _, count in job.retried),
+            "preemptions": job.preemptions,
+        },
     )
 
 
-def why_not_placed(
-    job: Job, state: State, free: Mapping[str, tuple[str, ...]], avoid: tuple[str, ...], ahead: tuple[str, ...]
-) -> tuple[Reason, ...]:
-    """Reasons in the order in which they bind, for a job that no set of free GPUs can hold now."""
-    compute = job.spec.compute
-    every = [n for n in state.nodes.values() if len(matching(n, compute.model)) >= compute.per_node]
-    working = [n for n in every if n.takes_work and n.name not in avoid]
-    open_now = [n for n in working if _usable(n, job, free) >= compute.per_node]
-    need = f"{compute.nodes} node{'s' if compute.nodes > 1 else ''} with {compute.per_node} free {_model(job)}"
+def not_looked_at() -> tuple[Reason, ...]:
+    return (Reason(code="not_evaluated", message="The scheduler has not come to this job yet"),)
+
+
+def gate_reasons(board: Board, job: Job) -> tuple[Reason, ...]:
+    """Why the job may not start whatever is free; all of them, since each must go."""
     reasons: list[Reason] = []
-    if len(every) < compute.nodes:
+    if job.cancel:
+        reasons.append(Reason(code="cancelled", message="It is being cancelled"))
+    if job.refused:
+        reasons.append(Reason(code="dependency_failed", message=job.refused))
+    if job.held:
+        told = "It is on hold until somebody releases it"
+        reasons.append(Reason(code="held", message=told, actions=(f"stoker release {job.id}",)))
+    if job.waits_for:
+        reasons.append(
+            Reason(
+                code="dependency",
+                message=f"{len(job.waits_for)} job(s) must be over first: {', '.join(job.waits_for[:3])}",
+                facts={"jobs": len(job.waits_for)},
+                blockers=job.waits_for[:SHOWN],
+                actions=("wait for them", "cancel it and submit it without schedule.after"),
+            )
+        )
+    return (*reasons, *_shut(board, job))
+
+
+def _shut(board: Board, job: Job) -> list[Reason]:
+    reasons: list[Reason] = []
+    queue = board.tree.queues.get(job.queue)
+    for name in dict.fromkeys((job.spec.schedule.window, queue.window if queue else None)):
+        if name is None or board.state.windows.get(name, False):
+            continue
+        known = next((w for w in board.state.cluster.windows if w.name == name), None)
+        if known is None:
+            told = f"There is no window {name!r} any more"
+        else:
+            days = ", ".join(known.days)
+            told = f"Window {name} is shut; it opens at {known.start} on {days} ({known.zone}) until {known.end}"
+        reasons.append(
+            Reason(code="window_closed", message=told, facts={"window": name}, actions=("wait until it opens",))
+        )
+    limit = job.spec.array.at_once if job.spec.array else None
+    if limit is not None and job.array_id and board.state.arrays.get(job.array_id, 0) >= limit:
+        told = f"{limit} jobs of the array may be active at once, and so many are"
+        reasons.append(Reason(code="array_limit", message=told, facts={"array": job.array_id, "at_once": limit}))
+    return reasons
+
+
+def unknown_reasons(board: Board, job: Job) -> tuple[Reason, ...]:
+    """A queue or class that the configuration does not have: nobody else would ever look at such a job."""
+    reasons: list[Reason] = []
+    if job.queue not in board.tree.queues:
+        known = sorted(board.tree.queues)
+        told = f"There is no queue {job.queue!r} any more; the queues are {', '.join(known[:SHOWN])}"
+        action = f"stoker queue set {job.queue}"
+        reasons.append(Reason(code="unknown_queue", message=told, facts={"queues": known[:SHOWN]}, actions=(action,)))
+    if job.class_name not in board.tree.classes:
+        names = sorted(board.tree.classes)
+        told = f"There is no priority class {job.class_name!r} any more; the classes are {', '.join(names)}"
+        reasons.append(Reason(code="unknown_class", message=told, facts={"classes": names}))
+    return tuple(reasons)
+
+
+def quota_reasons(board: Board, job: Job, told: Refusal) -> tuple[Reason, ...]:
+    """Which number of which queue says no."""
+    kind = f"{told.model} GPUs" if told.model != ALL else "GPUs"
+    used, asked, bound = gpus_of(told.used), gpus_of(told.asked), gpus_of(told.bound)
+    message = {
+        "queue_limit": f"Queue {told.queue} holds {used:g} {kind} and may hold {bound:g}; the job asks for {asked:g}",
+        "class_may_not_borrow": (
+            f"Class {job.class_name} may not borrow; queue {told.queue} holds {used:g} of its nominal {bound:g} {kind}"
+        ),
+        "not_preemptible_beyond_nominal": (
+            f"Class {job.class_name} is not preemptible, so it stays inside the nominal of queue {told.queue}: "
+            f"{used:g} of {bound:g} {kind} are held by such jobs"
+        ),
+        "kept_by_others": (
+            f"Queue {told.queue} would borrow {kind} that others keep from lending: {used:g} of {bound:g} are taken"
+        ),
+    }[told.code]
+    facts: dict[str, Fact] = {"queue": told.queue, "used_gpus": used, "asked_gpus": asked, "bound_gpus": bound}
+    actions = ["wait for a job of the queue to end", "ask for fewer accelerators"]
+    if told.asked > told.bound:
+        actions = [f"ask for at most {bound:g} GPUs", "ask an operator for a higher limit"]
+    elif told.code in ("class_may_not_borrow", "not_preemptible_beyond_nominal"):
+        actions.append("use a preemptible class that may borrow")
+    users = (j for j in board.state.active if told.queue in board.usage.path(board.state.jobs[j].queue))
+    return (
+        Reason(
+            code=told.code, message=message, facts=facts, blockers=tuple(islice(users, SHOWN)), actions=tuple(actions)
+        ),
+    )
+
+
+class Context:
+    """What the reasons of one pass have in common."""
+
+    def __init__(self, board: Board, forecast: Forecast) -> None:
+        self.board = board
+        self.forecast = forecast
+
+    def behind(self, job: Job) -> tuple[Reason, ...]:
+        told = f"{job.id} has waited longest in this queue and is not overtaken any more"
+        return (Reason(code="behind", message=told, blockers=(job.id,)),)
+
+    def claimed(self, job: Job, claim: Claim) -> tuple[Reason, ...]:
+        """GPUs are kept for the job; what holds them, and until when."""
+        state = self.board.state
+        held = [(a.node, uuid) for a in claim.allocations for uuid in a.gpus if state.held(a.node, uuid)]
+        holders = sorted({h for node, uuid in held for h in state.owner[node].get(uuid, {})})
+        total = sum(len(a.gpus) for a in claim.allocations)
+        draining = claim.kind == "preempt"
+        facts: dict[str, Fact] = {
+            "nodes": [a.node for a in claim.allocations],
+            "gpus_kept": total,
+            "gpus_still_held": len(held),
+        }
+        if claim.starts_ms is not None:
+            facts["starts_in_ms"] = max(0, claim.starts_ms - self.board.now_ms)
+        if draining:
+            told = f"Jobs are being preempted for it; {len(held)} of its {total} GPUs are still held"
+        else:
+            told = f"{total} GPUs are kept for it, and {len(held)} of them are still held"
+        when = "" if claim.starts_ms is not None else "; some holder has no time limit, so nobody can say for how long"
+        return (
+            Reason(
+                code="draining" if draining else "reserved", message=told + when, facts=facts,
+                blockers=tuple(holders[:SHOWN]), actions=("wait for them to end",),
+            ),
+        )  # fmt: skip
+
+
+def why_not_placed(context: Context, job: Job) -> tuple[Reason, ...]:
+    """Reasons in the order in which they bind, for a job that no set of free GPUs can hold now."""
+    board, demand = context.board, job.demand
+    state = board.state
+    every = [n for n in state.nodes.values() if _whole(n, job)]
+    avoid = board.avoided(job)
+    working = [n for n in every if n.takes_work and n.name not in avoid]
+    need = f"{demand.nodes} node{'s' if demand.nodes > 1 else ''} with {_share(job)}"
+    reasons: list[Reason] = []
+    if len(every) < demand.nodes:
         reasons.append(
             Reason(
                 code="too_few_nodes",
                 message=f"Needs {need}; only {len(every)} such node(s) have joined",
-                facts={"nodes_needed": compute.nodes, "nodes_of_this_kind": len(every)},
+                facts={"nodes_needed": demand.nodes, "nodes_of_this_kind": len(every)},
                 actions=("wait for nodes to join", "ask for fewer accelerators"),
             )
         )
-    out = [n for n in every if not n.takes_work]
-    if len(every) >= compute.nodes > len(working):
-        away = [f"{n.name} ({n.verdict}: {n.reason or 'not tested yet'})" for n in out]
+        return tuple(reasons)
+    if len(working) < demand.nodes:
+        away = [f"{n.name} ({n.verdict}: {n.reason or 'not tested yet'})" for n in every if not n.takes_work]
         away += [f"{name} (excluded for this job after a failure there)" for name in avoid]
         reasons.append(
             Reason(
                 code="nodes_unavailable",
                 message=f"Needs {need}; {len(working)} of {len(every)} such nodes take its work",
-                facts={"nodes_needed": compute.nodes, "nodes_available": len(working)},
-                blockers=tuple(away),
+                facts={"nodes_needed": demand.nodes, "nodes_available": len(working)},
+                blockers=tuple(away[:SHOWN]),
                 actions=("wait for the nodes to be released", "ask an operator to re-test them"),
             )
         )
-    if len(working) >= compute.nodes > len(open_now):
-        holders = sorted({job_id for n in working for job_id, _ in state.owner.get(n.name, {}).values()})
+        return tuple(reasons)
+    rows = board.usable(job) & (board.topology.ready | board.topology.suspect)
+    open_now = int(fitting(state.capacity, demand, rows).sum())
+    open_unclaimed = int(fitting(board.capacity, demand, rows).sum())
+    if open_now < demand.nodes:
+        holders = sorted({job_id for n in working for job_id in state.holders(n.name)})
         reasons.append(
             Reason(
                 code="gpus_busy",
-                message=f"Needs {need}; {len(open_now)} of {len(working)} nodes have that many free now",
-                facts={"nodes_needed": compute.nodes, "nodes_free": len(open_now)},
+                message=f"Needs {need}; {open_now} of {len(working)} nodes have that many free now",
+                facts={
+                    "nodes_needed": demand.nodes,
+                    "nodes_free": open_now,
+                    "nodes_of_this_kind": len(working),
+                    "free_gpus": gpus_of(_free(board, working)),
+                },
                 blockers=tuple(holders[:SHOWN]),
                 actions=("wait for a job to end", "ask for fewer accelerators"),
             )
         )
-    if ahead and len(open_now) >= compute.nodes:
+    elif open_unclaimed < demand.nodes:
+        claimers = sorted({j for (node, _), j in board.claimed.items() if node in {n.name for n in working}})
+        if claimers:
+            reasons.append(
+                Reason(
+                    code="kept_for_others",
+                    message=f"Needs {need}; they are free, but kept for {', '.join(claimers[:3])}, which came first",
+                    facts={"nodes_free": open_now, "nodes_not_kept": open_unclaimed},
+                    blockers=tuple(claimers[:SHOWN]),
+                    actions=("set limits.timeout_minutes: a job that is gone in time may use them",),
+                )
+            )
+    elif job.spec.compute.within is not None:
+        level = job.spec.compute.within
         reasons.append(
             Reason(
-                code="behind",
-                message=f"{ahead[0]} is ahead in the queue and waits for the same GPUs",
-                blockers=ahead,
+                code="topology",
+                message=f"Needs {need} inside one {level}; {open_unclaimed} are free, but not in one {level}",
+                facts={"within": level, "nodes_free": open_unclaimed},
+                actions=(f"ask for it without compute.within {level}", "wait for a job to end"),
             )
         )
+    if not reasons:
+        taken = "Free GPUs went to jobs that come first"
+        reasons.append(Reason(code="behind", message=f"Needs {need}. {taken}", facts={"nodes_free": open_now}))
     return tuple(reasons)
 
 
-def _usable(node: Node, job: Job, free: Mapping[str, tuple[str, ...]]) -> int:
-    wanted = {g.uuid for g in matching(node, job.spec.compute.model)}
-    return sum(uuid in wanted for uuid in free.get(node.name, ()))
+def _whole(node: Node, job: Job) -> bool:
+    """Whether the node could hold one share of the job when it is empty."""
+    demand = job.demand
+    able = sum(not demand.models or gpu.model in demand.models for gpu in node.gpus)
+    return able >= demand.gpus and node.cpu_milli >= demand.cpu and node.memory_mib >= demand.memory
 
 
-def _model(job: Job) -> str:
-    return "GPUs" if job.spec.compute.model == "ANY" else f"{job.spec.compute.model} GPUs"
+def _free(board: Board, nodes: list[Node]) -> int:
+    return sum(sum(board.state.capacity.left(n.name)[0]) for n in nodes)
+
+
+def _share(job: Job) -> str:
+    demand = job.demand
+    kind = " or ".join(demand.models) + " GPUs" if demand.models else "GPUs"
+    if demand.milli < 1000:
+        text = f"{gpus_of(demand.milli):g} of {demand.gpus} {kind} free"
+    else:
+        text = f"{demand.gpus} free {kind}"
+    if demand.cpu:
+        text += f", {demand.cpu / 1000:g} cores"
+    if demand.memory:
+        text += f", {demand.memory / 1024:g} GiB"
+    return text
+
+
+def estimate(context: Context, job: Job) -> int | None:
+    """When the job can start if nothing else comes: its claim's start, or the forecast. None: unknown."""
+    board = context.board
+    claim = board.claims.get(job.id)
+    if claim is not None:
+        return claim.starts_ms
+    found = context.forecast.claim(job, board.usable(job), board.state.seq)
+    if found is None or found.starts_ms is None or found.starts_ms >= ENDLESS:
+        return None
+    return max(found.starts_ms, board.now_ms)
+
+
+def over_by(board: Board, queue: str) -> float:
+    """How far a queue is above its nominal, in GPUs."""
+    return gpus_of(max(0, borrowed(board.tree, board.usage, queue)))

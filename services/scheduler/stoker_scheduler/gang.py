@@ -1,50 +1,77 @@
-"""Where a gang fits: whole nodes' worth of free GPUs, all or nothing."""
+"""Where a gang fits: all of its nodes or none, in the narrowest domain that can hold it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
-from stoker_proto import Allocation, Gpu
+from stoker_proto import Allocation
 
-from .state import Job, Node, State
+from .placement import Bools, Capacity, Demand, Mix, choose_all, fitting
+from .state import State
+from .topology import Topology
 
-
-def matching(node: Node, model: str) -> tuple[Gpu, ...]:
-    """The node's GPUs of this model."""
-    return node.gpus if model == "ANY" else tuple(g for g in node.gpus if g.model == model)
-
-
-def excluded(job: Job, state: State, now_ms: int) -> tuple[str, ...]:
-    """Nodes that the job still avoids: not after a later test, not after the exclusion's end."""
-    nodes = []
-    for exclusion in job.exclusions:
-        node = state.nodes.get(exclusion.node)
-        retested = node is not None and node.verdict == "ready" and node.verdict_seq > exclusion.seq
-        if not retested and exclusion.until_ms > now_ms:
-            nodes.append(exclusion.node)
-    return tuple(nodes)
+Spot = tuple[int, tuple[int, ...]]
 
 
 def place(
-    job: Job, nodes: list[Node], free: Mapping[str, tuple[str, ...]], avoid: tuple[str, ...]
-) -> tuple[Allocation, ...] | None:
-    """Allocations for the whole gang on free GPUs, or None.
-
-    Fullest nodes that still fit come first, so that whole nodes stay whole; suspect nodes come last; then by name.
-    """
-    compute = job.spec.compute
-    fits: list[tuple[bool, int, str, Node, tuple[str, ...]]] = []
-    for node in nodes:
-        if node.name in avoid:
-            continue
-        wanted = {g.uuid for g in matching(node, compute.model)}
-        usable = tuple(uuid for uuid in free[node.name] if uuid in wanted)
-        if len(usable) >= compute.per_node:
-            fits.append((node.verdict == "suspect", len(usable), node.name, node, usable))
-    if len(fits) < compute.nodes:
+    capacity: Capacity, demand: Demand, topology: Topology, usable: Bools, mix: Mix, within: str | None = None
+) -> tuple[Spot, ...] | None:
+    """A row and GPU indices for each node of the gang, or None. Nodes under suspicion come last."""
+    trusted = usable & topology.ready
+    found = _place(capacity, demand, topology, trusted, mix, within)
+    if found is not None:
+        return found
+    all_rows = usable & (topology.ready | topology.suspect)
+    if (all_rows == trusted).all():
         return None
-    fits.sort(key=lambda fit: fit[:3])
-    return tuple(
-        Allocation(node=node.name, boot_epoch=node.boot_epoch, gpus=usable[: compute.per_node], node_rank=rank)
-        for rank, (_, _, _, node, usable) in enumerate(fits[: compute.nodes])
-    )
+    return _place(capacity, demand, topology, all_rows, mix, within)
+
+
+def _place(
+    capacity: Capacity, demand: Demand, topology: Topology, usable: Bools, mix: Mix, within: str | None
+) -> tuple[Spot, ...] | None:
+    if demand.nodes == 1:
+        return choose_all(capacity, demand, usable, mix)
+    fits = fitting(capacity, demand, usable)
+    if int(fits.sum()) < demand.nodes:
+        return None
+    for rows in domains(topology, fits, demand.nodes, within):
+        spots = choose_all(capacity, demand, fits & rows, mix)
+        if spots is not None:
+            return tuple(sorted(spots))
+    return None
+
+
+def domains(topology: Topology, among: Bools, nodes: int, within: str | None) -> Iterator[Bools]:
+    """Sets of rows that could hold so many nodes: narrow domains first, small ones first, at last all rows.
+
+    With `within` only domains of that level or narrower ones.
+    """
+    levels = list(topology.domains)
+    if within is not None:
+        levels = levels[levels.index(within) :] if within in levels else []
+    for level in reversed(levels):
+        for count, domain in topology.groups(level, among):
+            if count >= nodes:
+                yield topology.rows(level, domain)
+    if within is None:
+        yield among
+
+
+def allocations(state: State, topology: Topology, demand: Demand, spots: tuple[Spot, ...]) -> tuple[Allocation, ...]:
+    """The gang's allocations, its node ranks in the order of the rows."""
+    made = []
+    for rank, (row, gpus) in enumerate(spots):
+        node = state.nodes[topology.names[row]]
+        made.append(
+            Allocation(
+                node=node.name,
+                boot_epoch=node.boot_epoch,
+                gpus=tuple(node.gpus[gpu].uuid for gpu in gpus),
+                node_rank=rank,
+                milli=demand.milli,
+                cpu_milli=demand.cpu,
+                memory_mib=demand.memory,
+            )
+        )
+    return tuple(made)

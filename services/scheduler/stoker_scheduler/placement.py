@@ -1,142 +1,107 @@
-"""Where one node's share of a gang goes: free capacity as arrays, and the choice that wastes the least of it."""
+"""Where a gang's node shares go: to the nodes on which the least of what stays idle becomes useless.
+
+Idle GPU is useless when it is *stranded*, its node having too little CPU left for what GPUs are asked for with, and
+less useful when it is *splintered*, the rest of a GPU of which a part is taken. A choice costs what it adds to
+both, and more on GPU models that others ask for by name and that are few. Equal costs go to the fullest node, then to
+the first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .fragments import NO_MODEL, WHOLE, Bools, Fragments, Ints, Mix, Shape, accepted
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
-UNKNOWN, NEVER = -2, -1
-# One step of the score, in milli-GPU of fragments: smaller differences are noise, and best fit decides.
-STEP = 40
-FULLNESS = 1 << 16
-MOST_STATES = 1 << 16
+WHOLE = 1000
+ABSENT = -1
+# How many milli-GPU of asking the mix remembers: when they are reached, everything before counts half.
+HORIZON = 100_000 * WHOLE
+# Measured on the lists of benchmarks/placement.py; results change little between half and twice of each.
+CPU_KEPT = (4, 5)  # of the mean CPU per GPU asked for: a GPU left with less is stranded
+SPLINTERED = (1, 4)  # of a stranded milli-GPU
+SCARCE = (3, 4)  # of a stranded milli-GPU, for a model that is asked for by name as much as there is of it
+# GPUs of a node are told apart by price, then by how much of them is free.
+PRICE_BITS = 11
+NO_GPU = np.int64(1) << 62
 
 
 class Demand(NamedTuple):
     """What each node of a gang must give."""
 
-    gpus: int  # 0 = CPU only
-    milli: int  # of each GPU; 1000 = whole
+    gpus: int  # 0: CPU only
+    milli: int  # of each GPU; 1000 is all of it
     cpu: int  # milli-cores
     memory: int  # MiB
-    models: tuple[str, ...] = ()  # accepted ones; () = any
+    models: tuple[str, ...] = ()  # that will do; none named: any
     nodes: int = 1
 
-    @property
-    def shape(self) -> Shape:
-        return Shape(self.gpus, self.milli, self.cpu, self.models)
+
+class Mix(NamedTuple):
+    """What was asked for lately, as far as it matters to where others go."""
+
+    gpus: int = 0  # milli-GPU in all
+    cpu: int = 0  # milli-cores that they were asked for with
+    named: tuple[tuple[tuple[str, ...], int], ...] = ()  # milli-GPU that only these models would do for
+
+    def plus(self, demand: Demand) -> Mix:
+        """With one more gang that was asked for."""
+        asked = demand.gpus * demand.milli * demand.nodes
+        if not asked:
+            return self
+        named = self.named
+        if demand.models:
+            counts = dict(named)
+            counts[demand.models] = counts.get(demand.models, 0) + asked
+            named = tuple(sorted(counts.items()))
+        mix = Mix(self.gpus + asked, self.cpu + demand.cpu * demand.nodes, named)
+        if mix.gpus < HORIZON:
+            return mix
+        return Mix(mix.gpus // 2, mix.cpu // 2, tuple((models, n // 2) for models, n in mix.named if n > 1))
 
 
-class _Scores:
-    """What is known of one shape, by node state: its rank there, higher is better, and which GPU it would get."""
+class _Models:
+    """Which GPU is of which model: changes when nodes join, and is shared by all copies until then."""
 
-    def __init__(self) -> None:
-        self.rank = np.empty(0, dtype=np.int64)
-        self.pick = np.empty(0, dtype=np.int16)
+    def __init__(self, nodes: Sequence[Sequence[str]], width: int) -> None:
+        self.ids = {model: at for at, model in enumerate(sorted({m for node in nodes for m in node}))}
+        # GPUs x nodes, as all arrays here: sums over the few GPUs are then sums of long rows.
+        self.of = np.full((width, len(nodes)), len(self.ids), dtype=np.int64)
+        for row, node in enumerate(nodes):
+            self.of[: len(node), row] = [self.ids[model] for model in node]
+        self.counts: list[int] = np.bincount(self.of.ravel(), minlength=len(self.ids))[: len(self.ids)].tolist()
+        self._accepted: dict[tuple[str, ...], tuple[Bools, Ints]] = {}
+        self._prices: tuple[Mix, Ints] = (Mix(), np.zeros(len(self.ids) + 1, dtype=np.int64))
 
-    def grow(self, size: int) -> None:
-        more = size - len(self.rank)
-        if more > 0:
-            more += size
-            self.rank = np.concatenate((self.rank, np.full(more, UNKNOWN, dtype=np.int64)))
-            self.pick = np.concatenate((self.pick, np.zeros(more, dtype=np.int16)))
+    def accepted(self, models: tuple[str, ...]) -> tuple[Bools, Ints]:
+        """Which GPUs would do, and how many of them each node has."""
+        found = self._accepted.get(models)
+        if found is None:
+            wanted = [self.ids[m] for m in models if m in self.ids] if models else list(self.ids.values())
+            flags = np.isin(self.of, wanted)
+            found = self._accepted[models] = (flags, flags.sum(axis=0, dtype=np.int64))
+        return found
 
-
-class _States:
-    """Every distinct node state met: equal nodes are scored once, and copies of a capacity share what is known.
-
-    A state is the GPUs' models and free parts, in canonical order, and the free CPU.
-    """
-
-    def __init__(self, models: dict[str, int]) -> None:
-        self.models = models
-        self.index: dict[tuple[tuple[tuple[int, int], ...], int], int] = {}
-        self.free = np.zeros((0, 0), dtype=np.int64)
-        self.kind = np.full((0, 0), NO_MODEL, dtype=np.int64)
-        self.cpu = np.zeros(0, dtype=np.int64)
-        self.size = np.zeros(0, dtype=np.int64)
-        self.mix = Mix()
-        self.fragments = Fragments(self.mix, models)
-        self.scores: dict[Shape, _Scores] = {}
-
-    def of(self, gpus: tuple[tuple[int, int], ...], cpu: int, size: int) -> int:
-        key = (gpus, cpu)
-        found = self.index.get(key)
-        if found is not None:
-            return found
-        row = self.index[key] = len(self.index)
-        if row >= len(self.cpu) or len(gpus) > self.free.shape[1]:
-            self._grow(row, len(gpus))
-        for at, (model, free) in enumerate(gpus):
-            self.kind[row, at] = model
-            self.free[row, at] = free
-        self.cpu[row] = cpu
-        self.size[row] = size
-        return row
-
-    def _grow(self, row: int, gpus: int) -> None:
-        rows = max(64, 2 * row, len(self.cpu))
-        width = max(gpus, self.free.shape[1])
-        free, kind = np.zeros((rows, width), dtype=np.int64), np.full((rows, width), NO_MODEL, dtype=np.int64)
-        free[: self.free.shape[0], : self.free.shape[1]] = self.free
-        kind[: self.kind.shape[0], : self.kind.shape[1]] = self.kind
-        self.free, self.kind = free, kind
-        self.cpu = np.concatenate((self.cpu, np.zeros(rows - len(self.cpu), dtype=np.int64)))
-        self.size = np.concatenate((self.size, np.zeros(rows - len(self.size), dtype=np.int64)))
-
-    def known(self, shape: Shape, mix: Mix, states: NDArray[np.int32]) -> _Scores:
-        """The shape's scores, with those of all these states among them."""
-        if mix is not self.mix:
-            if mix != self.mix:
-                self.scores = {}
-                self.fragments = Fragments(mix, self.models)
-            self.mix = mix
-        scores = self.scores.get(shape)
-        if scores is None:
-            scores = self.scores[shape] = _Scores()
-        scores.grow(len(self.index))
-        missing = states[scores.rank[states] == UNKNOWN]
-        if missing.size:
-            self._score(shape, np.unique(missing), scores)
-        return scores
-
-    def _score(self, shape: Shape, states: NDArray[np.int32], scores: _Scores) -> None:
-        scores.rank[states] = NEVER
-        free, kind, cpu = self.free[states], self.kind[states], self.cpu[states]
-        large = (free >= shape.milli) & accepted(shape.models, self.models)[kind]
-        fits = (large.sum(axis=1) >= shape.gpus) & (cpu >= shape.cpu)
-        states, free, kind, cpu, large = states[fits], free[fits], kind[fits], cpu[fits] - shape.cpu, large[fits]
-        if not states.size:
-            return
-        before = self.fragments.measure(free, kind, cpu + shape.cpu)
-        if shape.gpus == 1:
-            tried, pick = large.nonzero()
-        else:
-            tried, pick = np.arange(len(states)), large.argmax(axis=1) if large.size else np.zeros(len(states), int)
-        after = free[tried]
-        if shape.gpus == 1:
-            after[np.arange(len(tried)), pick] -= shape.milli
-        elif shape.gpus:
-            chosen = large & (large.cumsum(axis=1) <= shape.gpus)
-            after -= chosen * shape.milli
-        weight = max(1, int(self.fragments.weights.sum()))
-        grown = self.fragments.measure(after, kind[tried], cpu[tried]) - before[tried]
-        full = FULLNESS // 2 - (cpu[tried] * FULLNESS // 4) // 128_000 - (after.sum(axis=1) * FULLNESS // 4) // 8_000
-        rank = (1_000 - grown // (STEP * weight)) * FULLNESS + full
-        order = np.lexsort((pick, -rank, tried))
-        first = np.unique(tried[order], return_index=True)[1]
-        best = order[first]
-        scores.rank[states] = rank[best]
-        scores.pick[states] = pick[best]
+    def prices(self, mix: Mix) -> Ints:
+        """Per model, in thousandths: what is asked for by name, over the model's share of what is asked for at all."""
+        known, prices = self._prices
+        if known is mix or known == mix:
+            return prices
+        prices, every = np.zeros(len(self.ids) + 1, dtype=np.int64), sum(self.counts)
+        for models, asked in mix.named:
+            able = [self.ids[m] for m in set(models) if m in self.ids]
+            if able:
+                prices[able] += 1000 * asked * every // (mix.gpus * sum(self.counts[m] for m in able))
+        self._prices = (mix, prices)
+        return prices
 
 
 class Capacity:
-    """Free capacity of all nodes, in the order in which they joined.
+    """What is free on every node, in the order in which they joined.
 
     Plain lists are the ledger, since facts arrive one by one; the arrays follow when somebody asks.
     """
@@ -144,49 +109,48 @@ class Capacity:
     def __init__(self) -> None:
         self.names: list[str] = []
         self._rows: dict[str, int] = {}
-        self._kinds: list[tuple[int, ...]] = []
-        self._free: list[list[int]] = []
+        self._models: list[tuple[str, ...]] = []
+        self._free: list[list[int]] = []  # a list is replaced, never changed: copies share it
         self._cpu: list[int] = []
         self._memory: list[int] = []
-        self._models: dict[str, int] = {}
+        self._size: list[tuple[int, int]] = []  # milli-GPU and milli-cores, when all is free
         self._dirty: set[int] = set()
-        self._states = _States(self._models)
-        self._state = np.zeros(0, dtype=np.int32)
-        self._memory_now = np.zeros(0, dtype=np.int64)
+        self._arrays = np.zeros((4, 0), dtype=np.int64)  # CPU, memory, idle milli-GPU, whole idle GPUs
+        self._gpus = np.zeros((0, 0), dtype=np.int64)
+        self._kinds: _Models | None = None
 
     def row(self, name: str) -> int:
         return self._rows[name]
 
     def join(self, name: str, models: Sequence[str], cpu: int, memory: int) -> None:
-        """(Re)declare a node: all that it has is free."""
+        """Declare a node, or declare it anew: all that it has is free."""
         row = self._rows.get(name)
         if row is None:
             row = self._rows[name] = len(self.names)
             self.names.append(name)
-            self._kinds.append(())
-            self._free.append([])
-            self._cpu.append(0)
-            self._memory.append(0)
-        if not self._models.keys() >= set(models):
-            known = dict.fromkeys((*self._models, *models))
-            self._models = {model: at for at, model in enumerate(known)}
-            self._forget()
-        self._kinds[row] = tuple(self._models[model] for model in models)
+            for ledger in (self._models, self._free, self._cpu, self._memory, self._size):
+                ledger.append(None)  # type: ignore[arg-type]
+        if self._models[row] != tuple(models):
+            self._models[row] = tuple(models)
+            self._kinds = None
         self._free[row] = [WHOLE] * len(models)
-        self._cpu[row] = cpu
-        self._memory[row] = memory
+        self._cpu[row], self._memory[row] = cpu, memory
+        self._size[row] = (WHOLE * len(models), cpu)
         self._dirty.add(row)
 
     def take(self, name: str, gpus: Sequence[int], milli: int, cpu: int, memory: int) -> None:
+        """These GPUs, by their index on the node, `milli` of each."""
         row = self._rows[name]
-        free = self._free[row]
+        free = self._free[row].copy()
         for gpu in gpus:
             free[gpu] -= milli
+        self._free[row] = free
         self._cpu[row] -= cpu
         self._memory[row] -= memory
         self._dirty.add(row)
 
     def give(self, name: str, gpus: Sequence[int], milli: int, cpu: int, memory: int) -> None:
+        """Undo `take`."""
         self.take(name, gpus, -milli, -cpu, -memory)
 
     def left(self, name: str) -> tuple[list[int], int, int]:
@@ -200,77 +164,114 @@ class Capacity:
         return self._cpu[row] >= cpu and self._memory[row] >= memory
 
     def copy(self) -> Capacity:
-        """One that can be taken from without touching this one; what is known of scores is shared."""
+        """One to try things on."""
         self.sync()
-        other = Capacity.__new__(Capacity)
-        other.names = self.names.copy()
-        other._rows = self._rows.copy()
-        other._kinds = self._kinds.copy()
-        other._free = [free.copy() for free in self._free]
-        other._cpu = self._cpu.copy()
-        other._memory = self._memory.copy()
-        other._models = self._models
-        other._dirty = set()
-        other._states = self._states
-        other._state = self._state.copy()
-        other._memory_now = self._memory_now.copy()
+        other = Capacity()
+        other.names, other._rows = self.names.copy(), self._rows.copy()
+        other._models, other._free, other._size = self._models.copy(), self._free.copy(), self._size.copy()
+        other._cpu, other._memory = self._cpu.copy(), self._memory.copy()
+        other._arrays, other._gpus, other._kinds = self._arrays.copy(), self._gpus.copy(), self._kinds
         return other
 
-    def _forget(self) -> None:
-        self._states = _States(self._models)
-        self._dirty.update(range(len(self.names)))
-
-    def sync(self) -> None:
+    def sync(self) -> _Models:
         """Bring the arrays up to the ledger."""
-        if not self._dirty:
-            return
-        if len(self._states.index) + len(self._dirty) > MOST_STATES + len(self.names):
-            self._forget()
-        more = len(self.names) - len(self._state)
-        if more:
-            self._state = np.concatenate((self._state, np.zeros(more, dtype=np.int32)))
-            self._memory_now = np.concatenate((self._memory_now, np.zeros(more, dtype=np.int64)))
-        for row in self._dirty:
-            free = self._free[row]
-            gpus = tuple(sorted(zip(self._kinds[row], free, strict=True)))
-            self._state[row] = self._states.of(gpus, self._cpu[row], len(free))
-            self._memory_now[row] = self._memory[row]
-        self._dirty.clear()
+        kinds = self._kinds
+        if kinds is None:
+            width, nodes = max(map(len, self._models), default=0), len(self.names)
+            self._kinds = kinds = _Models(self._models, width)
+            self._arrays = np.zeros((4, nodes), dtype=np.int64)
+            self._gpus = np.full((width, nodes), ABSENT, dtype=np.int64)
+            self._dirty.update(range(nodes))
+        if self._dirty:
+            rows = sorted(self._dirty)
+            self._dirty.clear()
+            width = len(self._gpus)
+            frees = [self._free[row] for row in rows]
+            self._gpus[:, rows] = np.array([free + [ABSENT] * (width - len(free)) for free in frees]).T
+            self._arrays[:, rows] = [
+                [self._cpu[row] for row in rows],
+                [self._memory[row] for row in rows],
+                [sum(free) for free in frees],
+                [free.count(WHOLE) for free in frees],
+            ]
+        return kinds
 
-    def canonical(self, row: int) -> list[int]:
-        """The node's GPUs in the order in which its state names them."""
-        kind, free = self._kinds[row], self._free[row]
-        return sorted(range(len(free)), key=lambda gpu: (kind[gpu], free[gpu]))
+    def fits(self, demand: Demand, usable: Bools) -> tuple[Ints, Bools]:
+        """Rows that could hold one share now, and which of their GPUs are able to."""
+        kinds = self.sync()
+        cpu, memory, idle, whole = self._arrays
+        fits = usable & (cpu >= demand.cpu) & (memory >= demand.memory)
+        if not demand.gpus:
+            rows = fits.nonzero()[0]
+            return rows, np.zeros((0, len(rows)), dtype=np.bool_)
+        able, count = kinds.accepted(demand.models)
+        fits &= (count >= demand.gpus) & (idle >= demand.gpus * demand.milli)
+        if demand.milli == WHOLE:
+            fits &= whole >= demand.gpus
+        rows = fits.nonzero()[0]
+        if rows.size:
+            able = able[:, rows] & (self._gpus[:, rows] >= demand.milli)
+            enough = able.sum(axis=0) >= demand.gpus
+            rows, able = rows[enough], able[:, enough]
+        return rows, able
+
+    def costs(self, demand: Demand, rows: Ints, able: Bools, mix: Mix) -> tuple[Ints, Ints]:
+        """What one share on each of these rows would cost, and how much it would leave."""
+        kinds, taken = self.sync(), demand.gpus * demand.milli
+        cpu, _, idle, _ = self._arrays[:, rows]
+        cpu_after, idle_after = cpu - demand.cpu, idle - taken
+        # Everything times `kept`, so that nothing is divided.
+        kept = max(1, mix.cpu * WHOLE * CPU_KEPT[0] // (max(1, mix.gpus) * CPU_KEPT[1]))
+        costs = np.zeros(len(rows), dtype=np.int64)
+        if mix.cpu:
+            costs += np.maximum(idle_after * kept - cpu_after * WHOLE, 0)
+            costs -= np.maximum(idle * kept - cpu * WHOLE, 0)
+            costs *= SPLINTERED[1] * WHOLE
+        if demand.gpus:
+            keys = np.where(able, (kinds.prices(mix)[kinds.of[:, rows]] << PRICE_BITS) + self._gpus[:, rows], NO_GPU)
+            first = keys.min(axis=0)[None] if demand.gpus == 1 else np.sort(keys, axis=0)[: demand.gpus]
+            broken = (first & ((1 << PRICE_BITS) - 1) == WHOLE).sum(axis=0)
+            costs += (broken * WHOLE - taken) * (kept * WHOLE)
+            costs += (first >> PRICE_BITS).sum(axis=0) * (SCARCE[0] * kept * demand.milli)
+        gpus, cores = (max(1, sum(column)) for column in zip(*self._size, strict=True))
+        return costs, idle_after * cores + cpu_after * gpus
+
+    def pick(self, demand: Demand, row: int, mix: Mix) -> tuple[int, ...]:
+        """The share's GPUs on this node: cheap models first, then the most used, then the first."""
+        kinds = self.sync()
+        prices, free, models = kinds.prices(mix), self._free[row], self._models[row]
+        able = [
+            (int(prices[kinds.ids[model]]), free[gpu], gpu)
+            for gpu, model in enumerate(models)
+            if free[gpu] >= demand.milli and (not demand.models or model in demand.models)
+        ]
+        return tuple(sorted(gpu for _, _, gpu in sorted(able)[: demand.gpus]))
 
 
 def fitting(capacity: Capacity, demand: Demand, usable: Bools) -> Bools:
-    """Which nodes could hold one node's share now."""
-    capacity.sync()
-    states, at = capacity._states, capacity._state
-    large = (states.free[at] >= demand.milli) & accepted(demand.models, states.models)[states.kind[at]]
-    fits = (large.sum(axis=1) >= demand.gpus) & (states.cpu[at] >= demand.cpu)
-    result: Bools = fits & (capacity._memory_now >= demand.memory) & usable
+    """Which nodes could hold one share of the demand now."""
+    result = np.zeros(len(capacity.names), dtype=np.bool_)
+    result[capacity.fits(demand, usable)[0]] = True
     return result
 
 
 def choose(capacity: Capacity, demand: Demand, usable: Bools, mix: Mix) -> tuple[int, tuple[int, ...]] | None:
-    """The best node for one node's share, as row and GPU indices, or None. Ties go to the first node."""
-    capacity.sync()
-    scores = capacity._states.known(demand.shape, mix, capacity._state)
-    rank = scores.rank[capacity._state]
-    rank[~usable | (capacity._memory_now < demand.memory)] = NEVER
-    if not rank.size:
+    """The best node for one share, as row and GPU indices, or None."""
+    chosen = choose_all(capacity, demand._replace(nodes=1), usable, mix)
+    return chosen[0] if chosen else None
+
+
+def choose_all(
+    capacity: Capacity, demand: Demand, usable: Bools, mix: Mix
+) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+    """The best nodes for the whole gang, best first, or None: the same as to choose again and again."""
+    rows, able = capacity.fits(demand, usable)
+    if len(rows) < demand.nodes:
         return None
-    row = int(rank.argmax())
-    if rank[row] < 0:
-        return None
-    if not demand.gpus:
-        return row, ()
-    order = capacity.canonical(row)
-    first = int(scores.pick[capacity._state[row]])
-    if demand.gpus == 1:
-        return row, (order[first],)
-    kind, free = capacity._kinds[row], capacity._free[row]
-    flags: Ints = accepted(demand.models, capacity._models).astype(np.int64)
-    able = [gpu for gpu in order if free[gpu] >= demand.milli and flags[kind[gpu]]]
-    return row, tuple(sorted(able[: demand.gpus]))
+    costs, left = capacity.costs(demand, rows, able, mix)
+    if demand.nodes == 1:
+        cheapest = (costs == costs.min()).nonzero()[0]
+        best: Any = cheapest[left[cheapest].argmin()][None]
+    else:
+        best = np.lexsort((left, costs))[: demand.nodes]
+    return tuple((int(row), capacity.pick(demand, int(row), mix)) for row in rows[best])

@@ -11,3 +11,4 @@ class SchedulerSettings(Settings):
     preflight_fresh_seconds: float = 600
     start_deadline_seconds: float = 180
     fence_after_seconds: float = 300
+    check_invariants_every: int = 10_000  # events; 0: never

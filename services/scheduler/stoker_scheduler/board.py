@@ -1,0 +1,182 @@
+"""The pass's own copy of what changes while it decides: free capacity, usage, claims, and who is being stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stoker_proto import Action, Allocation, PriorityClass, Reason
+
+from .layout import Layout
+from .placement import WHOLE, Bools, Capacity
+from .quota import Refusal, refusal
+from .state import Attempt, Claim, Job, State
+from .usage import ALL, Usage
+
+ENDLESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The numbers that the pass goes by and that no user sets, in milliseconds of the log's clock."""
+
+    fresh_ms: int = 600_000
+    start_deadline_ms: int = 180_000
+    fence_ms: int = 300_000
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one pass decided. `due_ms` is the next moment at which deciding again could matter without a new event."""
+
+    actions: list[Action] = field(default_factory=list)
+    reasons: dict[str, tuple[Reason, ...]] = field(default_factory=dict)
+    due_ms: int | None = None
+
+    def wait(self, until_ms: int) -> None:
+        self.due_ms = until_ms if self.due_ms is None else min(self.due_ms, until_ms)
+
+
+class Board:
+    """Starts as the state is, with all that is claimed taken away; the pass then takes what it gives out."""
+
+    def __init__(self, state: State, layout: Layout, now_ms: int) -> None:
+        self.state = state
+        self.now_ms = now_ms
+        self.layout = layout
+        self.tree = layout.tree
+        self.topology = layout.topology
+        self.totals = layout.totals(state)
+        self.capacity: Capacity = state.capacity.copy()
+        self.usage: Usage = state.usage.copy()
+        self.claims: dict[str, Claim] = dict(state.claims)
+        self.claimed: dict[tuple[str, str], str] = dict(state.claimed)
+        self.stopping: set[str] = set()
+        self.all_rows: Bools = np.ones(len(self.capacity.names), dtype=np.bool_)
+        self._kept: dict[str, list[tuple[str, list[int], int, int, int]]] = {}
+        for claim in self.claims.values():
+            self.keep(claim)
+
+    def usable(self, job: Job) -> Bools:
+        """Rows of nodes that this job does not avoid."""
+        avoid = self.avoided(job)
+        if not avoid:
+            return self.all_rows
+        rows = self.all_rows.copy()
+        for name in avoid:
+            rows[self.capacity.row(name)] = False
+        return rows
+
+    def avoided(self, job: Job) -> tuple[str, ...]:
+        """Nodes that the job still avoids: not after a later test, not after the exclusion's end."""
+        names = []
+        for exclusion in job.exclusions:
+            node = self.state.nodes.get(exclusion.node)
+            retested = node is not None and node.verdict == "ready" and node.verdict_seq > exclusion.seq
+            if node is not None and not retested and exclusion.until_ms > self.now_ms:
+                names.append(exclusion.node)
+        return tuple(names)
+
+    def keep(self, claim: Claim) -> None:
+        """Take away what of a claim is free, and count it as its queue's."""
+        taken = []
+        for allocation in claim.allocations:
+            at = self.state.at[allocation.node]
+            free, cpu, memory = self.capacity.left(allocation.node)
+            for uuid in allocation.gpus:
+                gpu = at.get(uuid)
+                milli = min(free[gpu], WHOLE) if gpu is not None else 0
+                if gpu is not None and milli > 0:
+                    taken.append((allocation.node, [gpu], milli, 0, 0))
+            cpu, memory = min(cpu, allocation.cpu_milli), min(memory, allocation.memory_mib)
+            if cpu > 0 or memory > 0:
+                taken.append((allocation.node, [], 0, max(0, cpu), max(0, memory)))
+        for node, gpus, milli, cpu, memory in taken:
+            self.capacity.take(node, gpus, milli, cpu, memory)
+        self._kept[claim.job_id] = taken
+        self.charge(claim.job_id, claim.allocations, 1)
+
+    def open(self, job_id: str) -> None:
+        """Give back what a claim keeps."""
+        for node, gpus, milli, cpu, memory in self._kept.pop(job_id):
+            self.capacity.give(node, gpus, milli, cpu, memory)
+        self.charge(job_id, self.claims[job_id].allocations, -1)
+
+    def has_free(self, job_ids: tuple[str, ...], job: Job) -> bool:
+        """Whether these claims keep enough GPUs that are free now to be worth a look."""
+        kept = sum(
+            len(gpus) for job_id in job_ids for _, gpus, milli, _, _ in self._kept[job_id] if milli >= job.demand.milli
+        )
+        return kept > 0
+
+    def charge(self, job_id: str, allocations: tuple[Allocation, ...], sign: int) -> None:
+        job = self.state.jobs[job_id]
+        charge: dict[str, int] = {}
+        for allocation in allocations:
+            gpus, at = self.state.nodes[allocation.node].gpus, self.state.at[allocation.node]
+            for uuid in allocation.gpus:
+                model = gpus[at[uuid]].model if uuid in at else ""
+                charge[model] = charge.get(model, 0) + allocation.milli
+        if job.queue in self.tree.queues:
+            self.usage.add(job.queue, charge.items(), firm=not self.class_of(job).preemptible, sign=sign)
+
+    def class_of(self, job: Job) -> PriorityClass:
+        return self.tree.class_of(job)
+
+    def take(self, job: Job, allocations: tuple[Allocation, ...]) -> None:
+        """The job gets these."""
+        for allocation in allocations:
+            at = self.state.at[allocation.node]
+            gpus = [at[uuid] for uuid in allocation.gpus]
+            self.capacity.take(allocation.node, gpus, allocation.milli, allocation.cpu_milli, allocation.memory_mib)
+        self.charge(job.id, allocations, 1)
+
+    def claim(self, claim: Claim) -> None:
+        self.drop(claim.job_id)
+        self.claims[claim.job_id] = claim
+        for allocation in claim.allocations:
+            for uuid in allocation.gpus:
+                self.claimed[(allocation.node, uuid)] = claim.job_id
+        self.keep(claim)
+
+    def drop(self, job_id: str) -> None:
+        """Forget a claim, in this pass."""
+        if job_id not in self.claims:
+            return
+        if job_id in self._kept:
+            self.open(job_id)
+        claim = self.claims.pop(job_id)
+        for allocation in claim.allocations:
+            for uuid in allocation.gpus:
+                self.claimed.pop((allocation.node, uuid), None)
+
+    def allowed(self, job: Job) -> tuple[tuple[str, ...] | None, Refusal | None]:
+        """GPU models that quota lets the job take, () for any; or None and why."""
+        demand, milli = job.demand, job.milli
+        priority, usage, totals = self.class_of(job), self.usage, self.totals
+        told = refusal(self.tree, usage, totals, job.queue, priority, ((ALL, milli),))
+        if told is not None:
+            return None, told
+        special = self.models_with_quota()
+        if not special:
+            return demand.models, None
+        names = demand.models or tuple(sorted(m for m in totals if m != ALL))
+        open_: list[str] = []
+        first: Refusal | None = None
+        for model in names:
+            told = refusal(self.tree, usage, totals, job.queue, priority, ((model, milli),))
+            if told is None:
+                open_.append(model)
+            elif first is None:
+                first = told
+        if not open_ and first is not None:
+            return None, first
+        return (demand.models if len(open_) == len(names) else tuple(open_)), None
+
+    def models_with_quota(self) -> bool:
+        return any(len(bounds) > 1 for bounds in self.tree.bounds.values())
+
+    def coming(self, attempt: Attempt) -> bool:
+        """Whether what the attempt holds is on its way back."""
+        return attempt.stop is not None or all(p.exited is not None for p in attempt.parts)

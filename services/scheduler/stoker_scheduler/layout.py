@@ -1,0 +1,58 @@
+"""What follows from nodes and configuration alone, kept as long as neither changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .quota import Tree
+from .state import State
+from .topology import Topology
+from .usage import ALL
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Queues ready to be asked, domains, GPUs to share by model, and nodes whose GPUs count only while in use."""
+
+    version: int
+    tree: Tree
+    topology: Topology
+    working: dict[str, int]
+    cordoned: tuple[str, ...]
+
+    @classmethod
+    def of(cls, state: State) -> Layout:
+        working = {ALL: 0}
+        cordoned = []
+        for node in state.nodes.values():
+            if not node.takes_work:
+                cordoned.append(node.name)
+                continue
+            for gpu in node.gpus:
+                working[ALL] += 1000
+                working[gpu.model] = working.get(gpu.model, 0) + 1000
+        return cls(state.layout, Tree.of(state.cluster), Topology.of(state), working, tuple(cordoned))
+
+    def totals(self, state: State) -> dict[str, int]:
+        """GPUs there are to share, by model: those that take work, and those in use on nodes that take none."""
+        found = dict(self.working)
+        for name in self.cordoned:
+            owner = state.owner[name]
+            for gpu in state.nodes[name].gpus if owner else ():
+                held = sum(owner.get(gpu.uuid, {}).values())
+                if held:
+                    found[ALL] += held
+                    found[gpu.model] = found.get(gpu.model, 0) + held
+        return found
+
+
+class Layouts:
+    """The newest layout."""
+
+    def __init__(self) -> None:
+        self._known: Layout | None = None
+
+    def of(self, state: State) -> Layout:
+        if self._known is None or self._known.version != state.layout:
+            self._known = Layout.of(state)
+        return self._known

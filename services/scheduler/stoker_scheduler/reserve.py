@@ -1,0 +1,111 @@
+"""Keeping GPUs for blocked gangs: which ones, and from when on they will all be free.
+
+Small jobs would keep a large gang waiting for ever, since single GPUs free up all the time and whole nodes do not. So
+the first blocked gangs of a GPU model get a claim on the GPUs that will be free together first; later jobs may use
+them only as long as they will be gone by then. What has no time limit counts as endless.
+"""
+
+from __future__ import annotations
+
+from stoker_proto import Allocation
+
+from .board import ENDLESS, Board
+from .gang import domains
+from .placement import Bools
+from .state import Attempt, Claim, Job
+from .victims import grace_ms
+
+RELEASE_MS = 5_000  # from the kill to the proof of release, as a launcher needs it
+
+
+class Forecast:
+    """When what is held will be free again, in one pass."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self._until: dict[tuple[str, str], int] | None = None
+
+    def until(self, node: str, uuid: str) -> int:
+        """When the GPU is free: 0 when it is, ENDLESS when nobody can say."""
+        if self._until is None:
+            self._until = {}
+            state = self.board.state
+            for job_id in state.active:
+                job = state.jobs[job_id]
+                if job.attempt is None:
+                    continue
+                ends = ends_ms(self.board, job, job.attempt)
+                for part in job.attempt.parts:
+                    if part.released_ms is None:
+                        for held in part.allocation.gpus:
+                            key = (part.allocation.node, held)
+                            self._until[key] = max(self._until.get(key, 0), ends)
+        return self._until.get((node, uuid), 0)
+
+    def claim(self, job: Job, usable: Bools, seq: int) -> Claim | None:
+        """The GPUs that will be free together first, for the whole gang. Ties: more free now, then node order."""
+        rows = usable & self.board.topology.ready
+        best: tuple[int, int, tuple[Allocation, ...]] | None = None
+        within = job.spec.compute.within
+        for among in domains(self.board.topology, rows, job.demand.nodes, within) if within else (rows,):
+            found = self._among(job, among & rows)
+            if found is not None and (best is None or found[:2] < best[:2]):
+                best = found
+        if best is None:
+            return None
+        starts = best[0]
+        return Claim(job.id, seq, "reserve", best[2], None if starts >= ENDLESS else starts)
+
+    def _among(self, job: Job, rows: Bools) -> tuple[int, int, tuple[Allocation, ...]] | None:
+        board, demand = self.board, job.demand
+        offers: list[tuple[int, int, int, tuple[str, ...]]] = []
+        for row in rows.nonzero()[0].tolist():
+            node = board.state.nodes[board.topology.names[row]]
+            if node.cpu_milli < demand.cpu or node.memory_mib < demand.memory:
+                continue
+            gpus = sorted(
+                (self.until(node.name, gpu.uuid), gpu.index, gpu.uuid)
+                for gpu in node.gpus
+                if (not demand.models or gpu.model in demand.models) and (node.name, gpu.uuid) not in board.claimed
+            )
+            if len(gpus) >= demand.gpus:
+                chosen = gpus[: demand.gpus]
+                held = sum(until > 0 for until, _, _ in chosen)
+                offers.append((chosen[-1][0], held, row, tuple(uuid for _, _, uuid in chosen)))
+        if len(offers) < demand.nodes:
+            return None
+        offers.sort()
+        taken = sorted(offers[: demand.nodes], key=lambda offer: offer[2])
+        made = []
+        for rank, (_, _, row, uuids) in enumerate(taken):
+            node = board.state.nodes[board.topology.names[row]]
+            made.append(
+                Allocation(
+                    node=node.name, boot_epoch=node.boot_epoch, gpus=uuids, node_rank=rank, milli=demand.milli,
+                    cpu_milli=demand.cpu, memory_mib=demand.memory,
+                )
+            )  # fmt: skip
+        return max(o[0] for o in taken), sum(o[1] for o in taken), tuple(made)
+
+
+def ends_ms(board: Board, job: Job, attempt: Attempt) -> int:
+    """When the attempt will have given its GPUs back, at the latest; ENDLESS without a limit."""
+    if attempt.stop is not None:
+        return max(attempt.stop_ms + attempt.grace_ms, board.now_ms) + RELEASE_MS
+    limit = limit_ms(job)
+    if limit is None:
+        return ENDLESS
+    began = attempt.running_ms if attempt.running_ms is not None else board.now_ms
+    return max(began + limit, board.now_ms) + grace_ms(board, job) + RELEASE_MS
+
+
+def limit_ms(job: Job) -> int | None:
+    """How long one attempt may run."""
+    minutes = job.spec.limits.timeout_minutes
+    return None if minutes is None else int(minutes * 60_000)
+
+
+def gone_by(board: Board, job: Job) -> int:
+    """When the job would have given its GPUs back, were it placed now."""
+    limit = limit_ms(job)
+    return ENDLESS if limit is None else board.now_ms + limit + grace_ms(board, job) + RELEASE_MS

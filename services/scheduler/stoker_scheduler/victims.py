@@ -1,0 +1,404 @@
+"""Whom to preempt: jobs of a lower class in the same queue, or jobs of queues that have borrowed, and the fewest.
+
+Only when all of the gang can be placed by it; else nobody. Protected are jobs that may not be preempted by their
+class, were preempted as often as a job may be, have not run long enough, or have not yet saved their first checkpoint.
+Borrowers give back first, then the lowest class. Among equal choices fewer jobs are better than more, and then those
+that lose the least: GPU time since their last durable checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+from stoker_proto import Allocation, PreemptRule
+
+from .board import Board
+from .gang import domains
+from .placement import WHOLE, Bools
+from .quota import borrowed, refusal
+from .state import Attempt, Claim, Job
+from .usage import ALL
+
+MS_IN_MINUTE = 60_000
+UNTIL_STARTED = 1 << 60
+MOST_ON_A_NODE = 10  # candidates looked at on one node, cheapest first
+
+
+class Victim(NamedTuple):
+    """A job that could be preempted, and what that would cost: lost thousandths of GPUs times milliseconds."""
+
+    job: Job
+    attempt: Attempt
+    rule: PreemptRule
+    value: int
+    over: int
+    lost: int
+
+    def gpus_on(self, node: str) -> int:
+        return sum(
+            len(p.allocation.gpus) for p in self.attempt.parts if p.allocation.node == node and p.released_ms is None
+        )
+
+    @property
+    def tier(self) -> tuple[int, int]:
+        return (0 if self.rule == "reclaim" else 1, self.value)
+
+    @property
+    def key(self) -> tuple[int, int, int, int, int, str]:
+        return (*self.tier, -self.over, self.lost, -self.attempt.placed_ms, self.job.id)
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """Whom to stop, and the claim that is put on what that frees."""
+
+    victims: tuple[Victim, ...]
+    claim: Claim
+
+
+class Cost(NamedTuple):
+    """Smaller is better."""
+
+    jobs: int
+    over: int
+    lost: int
+    ids: tuple[str, ...]
+
+
+def lost_by(attempt: Attempt, now_ms: int) -> int:
+    """GPU time since the last durable checkpoint, or since it started."""
+    began = attempt.running_ms if attempt.running_ms is not None else attempt.placed_ms
+    since = max(began, attempt.saved_ms or 0)
+    return attempt.milli * max(0, now_ms - since)
+
+
+class Hunt:
+    """Finds evictions in one pass; what it learns about active jobs serves all preemptors of the pass."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.wake_ms: int | None = None
+        self._active: dict[tuple[str, str], list[tuple[Job, Attempt]]] | None = None
+        self._coming: dict[int, list[Allocation]] = {}
+
+    def evict(self, job: Job, usable: Bools, seq: int) -> Eviction | None:
+        """The cheapest eviction that makes room for the whole gang, or None. The board is left as it was."""
+        groups = self._groups(job)
+        if not groups:
+            return None
+        self._gather()
+        victims = self._eligible(job, groups)
+        if not victims:
+            return None
+        tiers = sorted({v.tier for found in victims.values() for v in found})
+        usable = usable & (self.board.topology.ready | self.board.topology.suspect)
+        for tier in tiers:
+            allowed = {row: [v for v in found if v.tier <= tier] for row, found in victims.items()}
+            chosen = self._choose(job, usable, allowed)
+            if chosen is None:
+                continue
+            spots, picked = chosen
+            picked = self._prune(job, spots, picked)
+            picked = self._enough_quota(job, picked, [v for found in allowed.values() for v in found])
+            if not picked:
+                return None
+            made = self._claim(job, spots, picked, seq)
+            if made is not None:
+                return Eviction(tuple(sorted(picked, key=lambda v: v.key)), made)
+        return None
+
+    def stopped(self, victims: tuple[Victim, ...]) -> None:
+        """These are being stopped from here on: what they hold is coming, and nobody else stops them."""
+        for victim in victims:
+            for part in victim.attempt.parts:
+                if part.released_ms is None:
+                    row = self.board.capacity.row(part.allocation.node)
+                    self._coming.setdefault(row, []).append(part.allocation)
+
+    def _groups(self, job: Job) -> dict[tuple[str, str], tuple[PreemptRule, int]]:
+        """Active jobs by queue and class that this job may displace, by which rule, and how far their queue is over."""
+        board, tree = self.board, self.board.tree
+        found: dict[tuple[str, str], tuple[PreemptRule, int]] = {}
+        own = board.class_of(job).value
+        for queue, name in board.state.running:
+            priority = tree.classes.get(name)
+            if priority is None or not priority.preemptible or queue not in tree.queues:
+                continue
+            if queue == job.queue:
+                if priority.value < own:
+                    found[(queue, name)] = ("higher_class", 0)
+            else:
+                over = self._reclaimable(job, queue)
+                if over > 0:
+                    found[(queue, name)] = ("reclaim", over)
+        return found
+
+    def _gather(self) -> None:
+        """Active jobs by queue and class, and what is coming back, once for the whole pass."""
+        if self._active is not None:
+            return
+        board, state = self.board, self.board.state
+        self._active = {}
+        for job_id in state.active:
+            job = state.jobs[job_id]
+            attempt = job.attempt
+            if attempt is None:
+                continue
+            if board.coming(attempt):
+                for part in attempt.parts:
+                    if part.released_ms is None:
+                        row = board.capacity.row(part.allocation.node)
+                        self._coming.setdefault(row, []).append(part.allocation)
+            else:
+                self._active.setdefault((job.queue, job.class_name), []).append((job, attempt))
+
+    def _eligible(self, job: Job, groups: dict[tuple[str, str], tuple[PreemptRule, int]]) -> dict[int, list[Victim]]:
+        assert self._active is not None
+        found: dict[int, list[Victim]] = {}
+        for group, (rule, over) in groups.items():
+            value = self.board.tree.classes[group[1]].value
+            for other, attempt in self._active.get(group, ()):
+                if self._judge(other, attempt):
+                    victim = Victim(other, attempt, rule, value, over, lost_by(attempt, self.board.now_ms))
+                    for part in attempt.parts:
+                        if part.released_ms is None:
+                            found.setdefault(self.board.capacity.row(part.allocation.node), []).append(victim)
+        return {row: sorted(victims, key=lambda v: v.key)[:MOST_ON_A_NODE] for row, victims in found.items()}
+
+    def _judge(self, other: Job, attempt: Attempt) -> bool:
+        """Whether nothing protects the job."""
+        board = self.board
+        if other.id in board.stopping or other.boosted:
+            return False
+        if other.preemptions >= board.state.cluster.scheduling.max_preemptions:
+            return False
+        free_from = self._protected_until(other, attempt)
+        if free_from <= board.now_ms:
+            return True
+        if free_from < UNTIL_STARTED:
+            self.wake_ms = free_from if self.wake_ms is None else min(self.wake_ms, free_from)
+        return False
+
+    def _reclaimable(self, job: Job, queue: str) -> int:
+        """How far the other queue is above its nominal, at the level where both queues part; 0: not at all.
+
+        And the job's own queue must stay inside its nominal there, so that nobody can take it back in turn.
+        """
+        tree, usage = self.board.tree, self.board.usage
+        mine, theirs = usage.path(job.queue)[::-1], usage.path(queue)[::-1]
+        level = 0
+        while level < min(len(mine), len(theirs)) and mine[level] == theirs[level]:
+            level += 1
+        if level >= len(mine) or level >= len(theirs):
+            return 0
+        bound = tree.bounds[mine[level]]
+        asked = {ALL: job.milli, **({job.demand.models[0]: job.milli} if len(job.demand.models) == 1 else {})}
+        guaranteed = False
+        for model, milli in asked.items():
+            own = bound.get(model)
+            if own is not None and own.nominal is not None:
+                if usage.of(mine[level], model) + milli > own.nominal:
+                    return 0
+                guaranteed = True
+        return max(0, borrowed(tree, usage, theirs[level])) if guaranteed else 0
+
+    def _protected_until(self, job: Job, attempt: Attempt) -> int:
+        """From when on the job may be preempted, by the log's clock."""
+        numbers = self.board.state.cluster.scheduling
+        queue = self.board.tree.queues[job.queue]
+        minutes = numbers.min_run_minutes if queue.min_run_minutes is None else queue.min_run_minutes
+        began = attempt.running_ms
+        if began is None:
+            # Not running yet: as much is lost as if it had just begun, and its turn to start comes first.
+            return attempt.placed_ms if minutes == 0 else UNTIL_STARTED
+        until = began + int(minutes * MS_IN_MINUTE)
+        if job.spec.outputs.checkpoints is not None and attempt.saved_ms is None:
+            until = max(until, began + int(numbers.first_checkpoint_minutes * MS_IN_MINUTE))
+        return until
+
+    def _room(self, row: int, picked: tuple[Victim, ...] | list[Victim]) -> tuple[list[int], int, int]:
+        """What the node would have with these gone and all that is stopping gone."""
+        board = self.board
+        name = board.topology.names[row]
+        free, cpu, memory = board.capacity.left(name)
+        room = list(free)
+        going = list(self._coming.get(row, ()))
+        for victim in picked:
+            going += [p.allocation for p in victim.attempt.parts if p.allocation.node == name and p.released_ms is None]
+        at = board.state.at[name]
+        for allocation in going:
+            cpu += allocation.cpu_milli
+            memory += allocation.memory_mib
+            for uuid in allocation.gpus:
+                if (name, uuid) not in board.claimed:
+                    room[at[uuid]] += allocation.milli
+        return room, cpu, memory
+
+    def _gpus(self, job: Job, row: int, picked: tuple[Victim, ...] | list[Victim]) -> tuple[int, ...] | None:
+        """GPUs of the node for one share of the gang, those that are free already first."""
+        demand = job.demand
+        room, cpu, memory = self._room(row, picked)
+        if cpu < demand.cpu or memory < demand.memory:
+            return None
+        name = self.board.topology.names[row]
+        node = self.board.state.nodes[name]
+        free, _, _ = self.board.capacity.left(name)
+        able = [
+            gpu
+            for gpu in range(len(room))
+            if room[gpu] >= demand.milli and (not demand.models or node.gpus[gpu].model in demand.models)
+            and (name, node.gpus[gpu].uuid) not in self.board.claimed
+        ]  # fmt: skip
+        if len(able) < demand.gpus:
+            return None
+        able.sort(key=lambda gpu: (free[gpu] < demand.milli, room[gpu] if demand.milli < WHOLE else 0, gpu))
+        return tuple(sorted(able[: demand.gpus]))
+
+    def _choose(
+        self, job: Job, usable: Bools, victims: dict[int, list[Victim]]
+    ) -> tuple[dict[int, tuple[int, ...]], list[Victim]] | None:
+        best: tuple[Cost, dict[int, tuple[int, ...]], list[Victim]] | None = None
+        within = job.spec.compute.within
+        for rows in domains(self.board.topology, usable, job.demand.nodes, within) if within else (usable,):
+            found = self._choose_among(job, rows & usable, victims)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
+        return None if best is None else (best[1], best[2])
+
+    def _choose_among(
+        self, job: Job, rows: Bools, victims: dict[int, list[Victim]]
+    ) -> tuple[Cost, dict[int, tuple[int, ...]], list[Victim]] | None:
+        picked: list[Victim] = []
+        spots: dict[int, tuple[int, ...]] = {}
+        left = {int(row) for row in rows.nonzero()[0]}
+        while len(spots) < job.demand.nodes:
+            offer = self._cheapest(job, left, victims, picked)
+            if offer is None:
+                return None
+            row, more, gpus = offer
+            spots[row] = gpus
+            left.discard(row)
+            picked += more
+        return cost_of(picked), spots, picked
+
+    def _cheapest(
+        self, job: Job, rows: set[int], victims: dict[int, list[Victim]], picked: list[Victim]
+    ) -> tuple[int, list[Victim], tuple[int, ...]] | None:
+        """The node where one more share costs the least, given whom the gang displaces already."""
+        names = {v.job.id for v in picked}
+        others = {row: [v for v in victims.get(row, ()) if v.job.id not in names] for row in rows}
+        fewest: dict[int, int] = {}
+        for row in sorted(rows):
+            least = self._fewest(job, row, others[row], picked)
+            if least is not None:
+                fewest[row] = least
+        for size in range(max((len(found) for found in others.values()), default=0) + 1):
+            best: tuple[Cost, int, list[Victim], tuple[int, ...]] | None = None
+            for row, least in fewest.items():
+                if least <= size <= len(others[row]):
+                    offer = self._offer(job, row, size, others[row], picked)
+                    if offer is not None and (best is None or offer[:2] < best[:2]):
+                        best = offer
+                        if not size:
+                            break
+            if best is not None:
+                return best[1], best[2], best[3]
+        return None
+
+    def _fewest(self, job: Job, row: int, others: list[Victim], picked: list[Victim]) -> int | None:
+        """How many victims the node needs at least; None when all of them are not enough."""
+        need = job.demand.gpus - self._able(job, row, picked)
+        name = self.board.topology.names[row]
+        for size, freed in enumerate(sorted((v.gpus_on(name) for v in others), reverse=True)):
+            if need <= 0:
+                return size
+            need -= freed
+        return len(others) if need <= 0 else None
+
+    def _able(self, job: Job, row: int, picked: list[Victim]) -> int:
+        room, _, _ = self._room(row, picked)
+        gpus, models = self.board.state.nodes[self.board.topology.names[row]].gpus, job.demand.models
+        return sum(r >= job.demand.milli and (not models or g.model in models) for r, g in zip(room, gpus, strict=True))
+
+    def _offer(
+        self, job: Job, row: int, size: int, others: list[Victim], picked: list[Victim]
+    ) -> tuple[Cost, int, list[Victim], tuple[int, ...]] | None:
+        """The cheapest so many victims on the node that make room for one share."""
+        name = self.board.topology.names[row]
+        alike = len({v.gpus_on(name) for v in others}) <= 1
+        best: tuple[Cost, int, list[Victim], tuple[int, ...]] | None = None
+        for more in combinations(others, size):
+            cost = cost_of(more)
+            if best is not None and cost >= best[0]:
+                continue
+            gpus = self._gpus(job, row, [*picked, *more])
+            if gpus is not None:
+                best = (cost, row, list(more), gpus)
+                if alike:  # cheapest first, and any so many of them free as much
+                    break
+        return best
+
+    def _prune(self, job: Job, spots: dict[int, tuple[int, ...]], picked: list[Victim]) -> list[Victim]:
+        """Leave out, dearest first, whoever is not needed after all."""
+        for victim in sorted(picked, key=lambda v: v.key, reverse=True):
+            without = [v for v in picked if v is not victim]
+            if all(self._gpus(job, row, without) is not None for row in spots):
+                picked = without
+        return picked
+
+    def _enough_quota(self, job: Job, picked: list[Victim], others: list[Victim]) -> list[Victim]:
+        """With more victims, if the queue may take the gang only when they are gone; [] when not even then."""
+        board = self.board
+        usage = board.usage.copy()
+
+        def gone(victim: Victim, sign: int) -> None:
+            firm = not board.class_of(victim.job).preemptible
+            for part in victim.attempt.parts:
+                if part.released_ms is None:
+                    usage.add(victim.job.queue, part.charge, firm=firm, sign=sign)
+
+        asked = [(ALL, job.milli)] + ([(job.demand.models[0], job.milli)] if len(job.demand.models) == 1 else [])
+        for victim in picked:
+            gone(victim, -1)
+        picked = list(picked)
+        known = {v.job.id for v in picked}
+        for victim in sorted({v.job.id: v for v in others}.values(), key=lambda v: v.key):
+            if refusal(board.tree, usage, board.totals, job.queue, board.class_of(job), asked) is None:
+                return picked
+            if victim.job.id not in known and victim.rule == "higher_class":
+                known.add(victim.job.id)
+                gone(victim, -1)
+                picked.append(victim)
+        told = refusal(board.tree, usage, board.totals, job.queue, board.class_of(job), asked)
+        return picked if told is None else []
+
+    def _claim(self, job: Job, spots: dict[int, tuple[int, ...]], picked: list[Victim], seq: int) -> Claim | None:
+        board = self.board
+        allocations = []
+        for rank, row in enumerate(sorted(spots)):
+            gpus = self._gpus(job, row, picked)
+            if gpus is None:
+                return None
+            node = board.state.nodes[board.topology.names[row]]
+            allocations.append(
+                Allocation(
+                    node=node.name, boot_epoch=node.boot_epoch, gpus=tuple(node.gpus[g].uuid for g in gpus),
+                    node_rank=rank, milli=job.demand.milli, cpu_milli=job.demand.cpu, memory_mib=job.demand.memory,
+                )
+            )  # fmt: skip
+        grace = max((grace_ms(board, v.job) for v in picked), default=0)
+        return Claim(job.id, seq, "preempt", tuple(allocations), board.now_ms + grace)
+
+
+def grace_ms(board: Board, job: Job) -> int:
+    """From the checkpoint signal to the kill: what the job asks for, at most what its class allows."""
+    own = int(job.spec.limits.grace_seconds * 1000)
+    allowed = board.class_of(job).grace_seconds
+    return own if allowed is None else min(own, int(allowed * 1000))
+
+
+def cost_of(victims: tuple[Victim, ...] | list[Victim]) -> Cost:
+    over, lost = sum(v.over for v in victims), sum(v.lost for v in victims)
+    return Cost(len(victims), -over, lost, tuple(sorted(v.job.id for v in victims)))
