@@ -57,10 +57,15 @@ class Diverged(LogError):
 
 @dataclass(frozen=True)
 class Position:
-    """How far a reader has come: sequence and id of the last event it handled. An empty id is not checked."""
+    """How far a reader has come: sequence and id of the last event it handled, and the log's clock there.
+
+    An empty id is not checked. The clock is for folds that go on from here: without it, one that ran back since would
+    run back for them too.
+    """
 
     seq: int = 0
     event_id: str = ""
+    at_ms: int = 0
 
 
 START = Position()
@@ -71,7 +76,6 @@ class Burst(NamedTuple):
 
     recorded: list[Recorded]
     position: Position
-    at_ms: int
 
 
 class EventLog(Protocol):

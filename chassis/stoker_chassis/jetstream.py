@@ -20,6 +20,7 @@ from .eventlog import START, Appended, Burst, Conflict, Diverged, Expect, Positi
 from .jetstream_questions import NatsQuestions
 from .jetstream_stores import JetStreamBlobs, JetStreamBoard, JetStreamLease, JetStreamTelemetry
 from .reader import StreamGone, bursts_of, follow_stream
+from .snapshots import StoredSnapshots
 from .stores import Bus
 from .streams import ensure
 from .telemetry import with_trace
@@ -121,7 +122,7 @@ class JetStreamLog:
 
     async def bursts(self, position: Position = START, wants: frozenset[str] | None = None) -> AsyncIterator[Burst]:
         read = decoder(wants)
-        at_ms = 0
+        at_ms = position.at_ms
 
         async def verify(seq: int) -> None:
             """A log that lost its tail reuses sequences; the id at the checkpoint tells if it is still the same one."""
@@ -140,8 +141,8 @@ class JetStreamLog:
                     recorded = read(m.payload, seq, at_ms)
                     if recorded is not None:
                         found.append(recorded)
-                position = Position(seq, event_id(arrived[-1].payload))
-                yield Burst(found, position, at_ms)
+                position = Position(seq, event_id(arrived[-1].payload), at_ms)
+                yield Burst(found, position)
         except StreamGone as error:
             raise Diverged(str(error)) from error
 
@@ -158,14 +159,15 @@ class JetStreamLog:
 async def bus_on(nc: Client, replicas: int = 1) -> Bus:
     """Everything that services share, on a connection that somebody else owns."""
     await ensure(nc, replicas)
-    js = nc.jetstream(timeout=5)
+    blobs = JetStreamBlobs(nc, await nc.jetstream(timeout=5).object_store(subjects.BLOBS))
     return Bus(
         log=JetStreamLog(nc),
-        blobs=JetStreamBlobs(nc, await js.object_store(subjects.BLOBS)),
+        blobs=blobs,
         assignments=JetStreamBoard(nc, subjects.ASSIGNMENTS),
         lease=JetStreamLease(nc, subjects.LEASES),
         telemetry=JetStreamTelemetry(nc),
         questions=NatsQuestions(nc),
+        snapshots=StoredSnapshots(blobs, JetStreamBoard(nc, subjects.SNAPSHOTS)),
     )
 
 

@@ -66,6 +66,14 @@ class JetStreamBlobs:
             raise Unavailable(f"blob {digest} could not be looked up: {error}") from error
         return True
 
+    async def delete(self, digest: str) -> None:
+        try:
+            await self._store.delete(digest)
+        except (NotFoundError, ObjectNotFoundError):
+            return
+        except TROUBLE as error:
+            raise Unavailable(f"blob {digest} was not deleted: {error}") from error
+
     async def get(self, digest: str, into: Path) -> None:
         into.parent.mkdir(parents=True, exist_ok=True)
         part = into.with_name(f".{into.name}.{new_id()}.part")  # two readers of one blob must not share it

@@ -14,6 +14,7 @@ from stoker_proto import Envelope, Recorded, decode, encode
 from .clock import new_id
 from .eventlog import START, Appended, Burst, Conflict, Diverged, Expect, Position, Unavailable
 from .questions import Handler, QuestionFailed, answered, fits
+from .snapshots import StoredSnapshots
 from .stores import MAX_BLOB, BlobTooLarge, Bus, Sample
 
 BURST = 100
@@ -96,7 +97,7 @@ class MemoryLog:
             if arrived := self._records[at : at + BURST]:
                 at += len(arrived)
                 found = [r for r in arrived if wants is None or r.envelope.type in wants]
-                yield Burst(found, Position(at, arrived[-1].envelope.id), arrived[-1].at_ms)
+                yield Burst(found, Position(at, arrived[-1].envelope.id, arrived[-1].at_ms))
             else:
                 await self._bell.wait()
 
@@ -117,6 +118,9 @@ class MemoryBlobs:
 
     async def has(self, digest: str) -> bool:
         return (self._folder / digest).exists()
+
+    async def delete(self, digest: str) -> None:
+        (self._folder / digest).unlink(missing_ok=True)
 
     async def get(self, digest: str, into: Path) -> None:
         if not await self.has(digest):
@@ -239,4 +243,13 @@ class MemoryQuestions:
 
 def memory_bus(folder: Path) -> Bus:
     """A whole bus in memory, blobs in `folder`."""
-    return Bus(MemoryLog(), MemoryBlobs(folder), MemoryBoard(), MemoryLease(), MemoryTelemetry(), MemoryQuestions())
+    blobs = MemoryBlobs(folder)
+    return Bus(
+        log=MemoryLog(),
+        blobs=blobs,
+        assignments=MemoryBoard(),
+        lease=MemoryLease(),
+        telemetry=MemoryTelemetry(),
+        questions=MemoryQuestions(),
+        snapshots=StoredSnapshots(blobs, MemoryBoard()),
+    )

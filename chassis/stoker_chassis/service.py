@@ -21,8 +21,9 @@ from typing import Protocol, runtime_checkable
 from stoker_proto import Envelope, Event, LeaderElected, Recorded
 
 from .clock import LogClock, stamp
-from .eventlog import START, Burst, Conflict, Expect, Unavailable
-from .stores import Bus
+from .eventlog import START, Burst, Conflict, Expect, Position, Unavailable
+from .resume import EVERY, Keeper, Snapshotting, resume
+from .stores import Bus, Snapshots
 from .telemetry import span
 
 LEASE_TTL_S = 3
@@ -96,8 +97,9 @@ class _Leadership:
 class _Reader:
     """Follows the log into a bounded buffer, so that the loop can take bursts and also wait for other things."""
 
-    def __init__(self, bus: Bus, wants: frozenset[str] | None, wake: asyncio.Event) -> None:
+    def __init__(self, bus: Bus, start: Position, wants: frozenset[str] | None, wake: asyncio.Event) -> None:
         self._bus = bus
+        self._start = start
         self._wants = wants
         self._wake = wake
         self._room = asyncio.Event()
@@ -105,7 +107,7 @@ class _Reader:
         self.buffer: list[Burst] = []
 
     async def run(self) -> None:
-        async for burst in self._bus.log.bursts(START, self._wants):
+        async for burst in self._bus.log.bursts(self._start, self._wants):
             self.buffer.append(burst)
             self._held += len(burst.recorded)
             self._wake.set()
@@ -127,20 +129,28 @@ async def lead(
     *,
     after_fold: Callable[[bool], Awaitable[None]] | None = None,
     poll_s: float | None = None,
+    snapshots: Snapshots | None = None,
+    snapshot_every: int = EVERY,
 ) -> None:
     """Fold the log for ever and, while holding the lease of `service`, decide.
 
     `after_fold(leading)` runs after each burst of events once the log's end was reached; when it raises Unavailable, it
     runs again a second later and before anything is decided. `poll_s` makes the core decide at least that often, for
-    cores that look at more than the log.
+    cores that look at more than the log. With `snapshots`, a core that is `Snapshotting` starts from the newest one
+    that fits, and the leader saves one every `snapshot_every` events and when it stops.
     """
+    start, keeper = START, None
+    if snapshots is not None and isinstance(core, Snapshotting):
+        start = await resume(bus.log, snapshots, service, core)
+        keeper = Keeper(snapshots, service, core, start, snapshot_every)
     wake = asyncio.Event()
     leadership = _Leadership(bus, service, holder, wake)
-    reader = _Reader(bus, core.wants if isinstance(core, Selective) else None, wake)
+    reader = _Reader(bus, start, core.wants if isinstance(core, Selective) else None, wake)
     tasks = [asyncio.create_task(leadership.keep()), asyncio.create_task(reader.run())]
     for task in tasks:
         task.add_done_callback(lambda _: wake.set())
-    loop = _Loop(bus, f"{service}/{holder}", core, LogClock(), barrier=await bus.log.end())
+    loop = _Loop(bus, f"{service}/{holder}", core, LogClock(), barrier=await bus.log.end(), at=start)
+    stopped = False
     try:
         while True:
             await _woken(wake, None if reader.buffer else loop.timeout(poll_s))
@@ -149,10 +159,17 @@ async def lead(
                     task.result()
             loop.fold(reader.take())
             await loop.turn(leadership.held, service, holder, after_fold)
+            if keeper and loop.leading:
+                keeper.consider(loop.at)
+    except asyncio.CancelledError:
+        stopped = True
+        raise
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if keeper:
+            await keeper.close(loop.at, last=stopped and loop.leading)
 
 
 async def _woken(wake: asyncio.Event, timeout: float | None) -> None:
@@ -172,10 +189,14 @@ class _Loop:
     core: Core
     clock: LogClock
     barrier: int
-    seq: int = 0
+    at: Position = START
     leading: bool = False
     cause: Recorded | None = None
     again: bool = False  # something was unavailable in the last turn, and no news may come to wake the next one
+
+    @property
+    def seq(self) -> int:
+        return self.at.seq
 
     def fold(self, bursts: list[Burst]) -> None:
         evolve = self.core.evolve
@@ -184,9 +205,9 @@ class _Loop:
                 evolve(recorded)
             if burst.recorded:
                 self.cause = burst.recorded[-1]
-            self.seq = burst.position.seq
+            self.at = burst.position
         if bursts:
-            self.clock.saw(bursts[-1].at_ms)
+            self.clock.saw(self.at.at_ms)
 
     def timeout(self, poll_s: float | None) -> float | None:
         """Seconds to the next due time; never zero, so that a core that is wrong about it cannot spin."""

@@ -9,6 +9,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from .resume import EVERY
+
 
 class Settings(BaseSettings):
     """Environment variables STOKER_<FIELD>."""
@@ -20,6 +22,7 @@ class Settings(BaseSettings):
     instance: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     ready_file: Path | None = None
     otlp_endpoint: str | None = None
+    snapshot_every: int = Field(default=EVERY, ge=1)  # events, in services that keep snapshots
 
 
 class NodeSettings(Settings):

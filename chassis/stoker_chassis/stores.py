@@ -1,13 +1,14 @@
-"""Ports beside the log: blobs, boards (desired state), leases, telemetry, questions."""
+"""Ports beside the log: blobs, boards (desired state), leases, telemetry, questions, snapshots."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .eventlog import EventLog
+from .eventlog import EventLog, Position
 from .questions import Handler
 
 MAX_BLOB = 200 * 2**20
@@ -25,6 +26,10 @@ class BlobStore(Protocol):
         ...
 
     async def has(self, digest: str) -> bool: ...
+
+    async def delete(self, digest: str) -> None:
+        """Forget the blob, if there is one. Who is reading it gets Unavailable."""
+        ...
 
     async def get(self, digest: str, into: Path) -> None:
         """Write the blob to `into` atomically, verified. Raises KeyError when there is none."""
@@ -96,6 +101,31 @@ class Questions(Protocol):
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """What a fold knows at `position` of the log, as bytes that code of the same `schema` can load."""
+
+    position: Position
+    schema: str
+    data: bytes
+
+    @property
+    def state_hash(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+class Snapshots(Protocol):
+    """The newest snapshot of each service. Only a cache: without it a service folds the log from its beginning."""
+
+    async def save(self, service: str, snapshot: Snapshot) -> None:
+        """Make this the newest one. Raises Unavailable or BlobTooLarge."""
+        ...
+
+    async def latest(self, service: str) -> Snapshot | None:
+        """The newest one; None when there is none, or it did not come back as it was. Raises Unavailable."""
+        ...
+
+
+@dataclass(frozen=True)
 class Bus:
     """Everything a service shares with the others."""
 
@@ -105,3 +135,4 @@ class Bus:
     lease: Lease
     telemetry: Telemetry
     questions: Questions
+    snapshots: Snapshots

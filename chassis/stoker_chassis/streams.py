@@ -66,6 +66,7 @@ async def ensure(nc: Client, replicas: int = 1) -> None:
     for bucket in (
         KeyValueConfig(bucket=subjects.ASSIGNMENTS, history=1, replicas=replicas),
         KeyValueConfig(bucket=subjects.LEASES, history=1, replicas=replicas),
+        KeyValueConfig(bucket=subjects.SNAPSHOTS, history=1, replicas=replicas),
     ):
         try:
             await js.key_value(bucket.bucket)

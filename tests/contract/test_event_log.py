@@ -206,14 +206,14 @@ async def test_bursts_together_are_what_follow_gives(log: EventLog) -> None:
     assert folded(bursts) == everything
     for burst in bursts:
         last = burst.recorded[-1]
-        assert (burst.position, burst.at_ms) == (Position(last.seq, last.envelope.id), last.at_ms)
+        assert burst.position == Position(last.seq, last.envelope.id, last.at_ms)
 
 
 async def test_bursts_hold_the_wanted_types_and_tell_how_far_the_log_was_read(log: EventLog) -> None:
     everything = await mixed(log, 30)
     bursts = await read_to(log, 30, frozenset({NodeJoined.type_name}))
     assert folded(bursts) == [r for r in everything if isinstance(r.event, NodeJoined)]
-    assert bursts[-1].position == Position(30, everything[-1].envelope.id)
+    assert bursts[-1].position == Position(30, everything[-1].envelope.id, everything[-1].at_ms)
     assert [b.position.seq for b in bursts] == sorted({b.position.seq for b in bursts})
 
 

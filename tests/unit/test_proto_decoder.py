@@ -1,4 +1,4 @@
-"""Decoding for folds tells the same as decoding in full, however an event was written; only what is wanted is opened."""
+"""Decoding for folds tells the same as decoding in full, however an event was written, and opens what is wanted."""
 
 from __future__ import annotations
 
