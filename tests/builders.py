@@ -39,29 +39,31 @@ class ListLog:
         return recorded
 
 
+IN_COMPUTE = ("queue", "priority_class", "priority", "within", "gpu_fraction", "also_accept", "cpus_per_node")
+
+
 def spec(nodes: int = 1, per_node: int = 2, model: str = "SIM", **more: Any) -> JobSpec:
-    body: dict[str, Any] = {
-        "experiment_name": "exp",
-        "compute": {"accelerator_type": f"GPU_{per_node}x{model}", "num_accelerators": nodes * per_node},
-        "entrypoint": "train.py",
-    }
-    priority = more.pop("priority_class", None)
-    if priority:
-        body["compute"]["priority_class"] = priority
-    return JobSpec.model_validate(body | more)
+    """A small job; fields of compute are named like the others."""
+    compute = {"accelerator_type": f"GPU_{per_node}x{model}", "num_accelerators": nodes * per_node}
+    compute |= {name: more.pop(name) for name in IN_COMPUTE if more.get(name) is not None}
+    body: dict[str, Any] = {"experiment_name": "exp", "compute": compute, "entrypoint": "train.py"}
+    return JobSpec.model_validate(body | {name: value for name, value in more.items() if name not in IN_COMPUTE})
 
 
 def submitted(job_id: str, **spec_fields: Any) -> JobSubmitted:
     return JobSubmitted(job_id=job_id, spec=spec(**spec_fields), spec_hash="h")
 
 
-def joined(node: str, gpus: int = 2, epoch: str = "b1", model: str = "SIM") -> NodeJoined:
+def joined(
+    node: str, gpus: int = 2, epoch: str = "b1", model: str = "SIM", labels: dict[str, str] | None = None
+) -> NodeJoined:
     return NodeJoined(
         node=node,
         boot_epoch=epoch,
         gpus=tuple(Gpu(uuid=f"{node}-gpu-{i}", index=i, model=model, name=model, memory_bytes=1) for i in range(gpus)),
         cpus=4,
         memory_bytes=1,
+        labels=labels or {},
         simulated=True,
     )
 

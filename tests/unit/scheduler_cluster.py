@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from stoker_proto import Event, JobFinished
+from typing import Any
+
+from stoker_proto import Cluster as Configuration
+from stoker_proto import ClusterConfigured, DecisionBatch, Event, JobFinished, JobSubmitted, Stop
 from stoker_scheduler.board import Timing
 from stoker_scheduler.core import Scheduler
+from stoker_scheduler.invariants import violations
 from stoker_scheduler.state import Attempt, Job, State
 from tests.builders import ListLog, exited, joined, ready, released, sealed, started
 
 
 class Cluster:
-    """Events in, decisions out: `tell` folds events and lets the scheduler decide until it has nothing more to say."""
+    """Events in, decisions out: `tell` folds events and lets the scheduler decide until it has nothing more to say.
 
-    def __init__(self, timing: Timing | None = None) -> None:
+    With `check` every invariant is asserted after every event.
+    """
+
+    def __init__(self, timing: Timing | None = None, *, check: bool = False) -> None:
         self.log = ListLog()
         self.scheduler = Scheduler(timing or Timing())
+        self._check = check
 
     def fold(self, event: Event) -> None:
         self.scheduler.evolve(self.log.append(event))
+        if self._check:
+            assert violations(self.scheduler.state) == [], f"after {event}"
 
     def tell(self, *events: Event) -> None:
         for event in events:
@@ -42,6 +52,26 @@ class Cluster:
     def nodes(self, *names: str, gpus: int = 2) -> None:
         for name in names:
             self.tell(joined(name, gpus), ready(name))
+
+    def configure(self, **fields: Any) -> None:
+        """Share the cluster by this configuration from here on."""
+        cluster = Configuration.model_validate(fields)
+        self.tell(ClusterConfigured(version=self.state.version + 1, cluster=cluster))
+
+    def run(self, *jobs: JobSubmitted) -> None:
+        """Submit jobs that find a place, and let them start."""
+        for job in jobs:
+            self.tell(job)
+            self.start(job.job_id)
+
+    def preempted(self) -> list[str]:
+        """Jobs that were told to give way, in that order, as often as they were."""
+        batches = [r.event for r in self.log.records if isinstance(r.event, DecisionBatch)]
+        return [a.job_id for b in batches for a in b.actions if isinstance(a, Stop) and a.reason == "preempted"]
+
+    def codes(self, job_id: str) -> list[str]:
+        """Why the job waits."""
+        return [reason.code for reason in self.job(job_id).reasons]
 
     @property
     def state(self) -> State:
