@@ -28,7 +28,7 @@ from stoker_proto import (
 )
 
 from . import state as entities
-from .placement import WHOLE
+from .fragments import WHOLE
 from .queueing import dequeue, drop_claim, enqueue, is_firm, requeue_with, settle_dependents
 from .state import Attempt, Exclusion, Job, Over, Part, State
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from stoker_proto import Action, Allocation, PriorityClass, Reason
 
+from .fragments import WHOLE, Bools
 from .layout import Layout
-from .placement import WHOLE, Bools, Capacity
+from .placement import Capacity
 from .quota import Refusal, refusal
 from .state import Attempt, Claim, Job, State
 from .usage import ALL, Usage

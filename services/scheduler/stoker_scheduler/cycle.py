@@ -112,7 +112,7 @@ class Cycle:
 
     def _spots(self, job: Job, models: tuple[str, ...]) -> tuple[gang.Spot, ...] | None:
         board, demand = self.board, job.demand._replace(models=models)
-        within, mix = job.spec.compute.within, self.state.mix
+        within, mix = job.spec.compute.within, self.state.popular.mix
         return gang.place(board.capacity, demand, board.topology, board.usable(job), mix, within)
 
     def _allocated(self, job: Job, spots: tuple[gang.Spot, ...]) -> tuple[Allocation, ...]:

@@ -65,7 +65,7 @@ def _submitted(state: State, event: JobSubmitted, recorded: Recorded) -> None:
         held=spec.schedule.hold, waits_for=waits_for, refused=refused,
     )  # fmt: skip
     state.put(job)
-    state.mix = state.mix.plus(demand)
+    state.popular.add(demand.shape, demand.nodes)
     if spec.schedule.deadline is not None:
         state.deadlines[job_id] = int(spec.schedule.deadline.timestamp() * 1000)
     enqueue(state, job)

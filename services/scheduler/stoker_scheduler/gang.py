@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from stoker_proto import Allocation
 
-from .placement import Bools, Capacity, Demand, Mix, choose_all, fitting
+from .fragments import Bools, Mix
+from .placement import Capacity, Demand, choose_nodes, fitting
 from .state import State
 from .topology import Topology
 
@@ -31,12 +32,12 @@ def _place(
     capacity: Capacity, demand: Demand, topology: Topology, usable: Bools, mix: Mix, within: str | None
 ) -> tuple[Spot, ...] | None:
     if demand.nodes == 1:
-        return choose_all(capacity, demand, usable, mix)
+        return choose_nodes(capacity, demand, usable, mix)
     fits = fitting(capacity, demand, usable)
     if int(fits.sum()) < demand.nodes:
         return None
     for rows in domains(topology, fits, demand.nodes, within):
-        spots = choose_all(capacity, demand, fits & rows, mix)
+        spots = choose_nodes(capacity, demand, fits & rows, mix)
         if spots is not None:
             return tuple(sorted(spots))
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .apply import charge_of
-from .placement import WHOLE
+from .fragments import WHOLE
 from .queueing import is_firm, lane_of
 from .state import State
 from .usage import ALL

@@ -1,33 +1,27 @@
-"""Where a gang's node shares go: to the nodes on which the least of what stays idle becomes useless.
+"""Where a gang's node shares go: to the nodes on which they make the least idle GPU useless.
 
-Idle GPU is useless when it is *stranded*, its node having too little CPU left for what GPUs are asked for with, and
-less useful when it is *splintered*, the rest of a GPU of which a part is taken. A choice costs what it adds to
-both, and more on GPU models that others ask for by name and that are few. Equal costs go to the fullest node, then to
-the first.
+A share costs what it adds to stranded and splintered GPU there, and the scarcity of the GPUs that it takes. Equal costs
+go to the node that is left fullest, then to the one that joined first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from .fragments import SCARCE, SPLINTERED, WHOLE, Bools, Ints, Mix, Shape, stranded
 
-WHOLE = 1000
-ABSENT = -1
-# How many milli-GPU of asking the mix remembers: when they are reached, everything before counts half.
-HORIZON = 100_000 * WHOLE
-# Measured on the lists of benchmarks/placement.py; results change little between half and twice of each.
-CPU_KEPT = (4, 5)  # of the mean CPU per GPU asked for: a GPU left with less is stranded
-SPLINTERED = (1, 4)  # of a stranded milli-GPU
-SCARCE = (3, 4)  # of a stranded milli-GPU, for a model that is asked for by name as much as there is of it
-# GPUs of a node are told apart by price, then by how much of them is free.
-PRICE_BITS = 11
-NO_GPU = np.int64(1) << 62
+UNKNOWN, NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+# The GPUs of a node are taken in order of price, then of how much of them is free.
+FREE_BITS = 11
+# What is remembered of costs: when it is more, all is forgotten, and measured again as it is asked for.
+MOST_STATES = 16_384  # beside one for each node
+MOST_SHAPES = 512
+
+Spot = tuple[int, tuple[int, ...]]
 
 
 class Demand(NamedTuple):
@@ -40,64 +34,101 @@ class Demand(NamedTuple):
     models: tuple[str, ...] = ()  # that will do; none named: any
     nodes: int = 1
 
-
-class Mix(NamedTuple):
-    """What was asked for lately, as far as it matters to where others go."""
-
-    gpus: int = 0  # milli-GPU in all
-    cpu: int = 0  # milli-cores that they were asked for with
-    named: tuple[tuple[tuple[str, ...], int], ...] = ()  # milli-GPU that only these models would do for
-
-    def plus(self, demand: Demand) -> Mix:
-        """With one more gang that was asked for."""
-        asked = demand.gpus * demand.milli * demand.nodes
-        if not asked:
-            return self
-        named = self.named
-        if demand.models:
-            counts = dict(named)
-            counts[demand.models] = counts.get(demand.models, 0) + asked
-            named = tuple(sorted(counts.items()))
-        mix = Mix(self.gpus + asked, self.cpu + demand.cpu * demand.nodes, named)
-        if mix.gpus < HORIZON:
-            return mix
-        return Mix(mix.gpus // 2, mix.cpu // 2, tuple((models, n // 2) for models, n in mix.named if n > 1))
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.gpus, self.milli, self.cpu, self.models)
 
 
-class _Models:
-    """Which GPU is of which model: changes when nodes join, and is shared by all copies until then."""
+class _States:
+    """What every shape would cost on every node state met: equal nodes are measured once, and copies share it.
 
-    def __init__(self, nodes: Sequence[Sequence[str]], width: int) -> None:
-        self.ids = {model: at for at, model in enumerate(sorted({m for node in nodes for m in node}))}
-        # GPUs x nodes, as all arrays here: sums over the few GPUs are then sums of long rows.
-        self.of = np.full((width, len(nodes)), len(self.ids), dtype=np.int64)
-        for row, node in enumerate(nodes):
-            self.of[: len(node), row] = [self.ids[model] for model in node]
-        self.counts: list[int] = np.bincount(self.of.ravel(), minlength=len(self.ids))[: len(self.ids)].tolist()
-        self._accepted: dict[tuple[str, ...], tuple[Bools, Ints]] = {}
-        self._prices: tuple[Mix, Ints] = (Mix(), np.zeros(len(self.ids) + 1, dtype=np.int64))
+    A state is each GPU's model and how much of it is free, and the free CPU.
+    """
 
-    def accepted(self, models: tuple[str, ...]) -> tuple[Bools, Ints]:
-        """Which GPUs would do, and how many of them each node has."""
-        found = self._accepted.get(models)
-        if found is None:
-            wanted = [self.ids[m] for m in models if m in self.ids] if models else list(self.ids.values())
-            flags = np.isin(self.of, wanted)
-            found = self._accepted[models] = (flags, flags.sum(axis=0, dtype=np.int64))
-        return found
+    def __init__(self, nodes: Sequence[Sequence[str]], cores: int) -> None:
+        counts = Counter(model for node in nodes for model in node)
+        self._counts = {model: counts[model] for model in sorted(counts)}
+        self._ids = {model: at for at, model in enumerate(self._counts)}
+        self.mix = Mix()
+        self.prices = self.mix.prices(self._counts)
+        self._all_gpus, self._all_cores = max(1, WHOLE * counts.total()), cores
+        self._index: dict[tuple[tuple[tuple[int, int], ...], int], int] = {}
+        width = max(map(len, nodes), default=0)
+        # By state: free milli-GPU and model of each GPU; an absent GPU is of no model.
+        self._gpus = np.zeros((0, 2, width), dtype=np.int64)
+        self._cpu = np.zeros(0, dtype=np.int64)
+        self.idle = np.zeros(0, dtype=np.int64)  # GPU and CPU together: a core weighs as many GPUs as come with it
+        self._costs: dict[Shape, Ints] = {}
 
-    def prices(self, mix: Mix) -> Ints:
-        """Per model, in thousandths: what is asked for by name, over the model's share of what is asked for at all."""
-        known, prices = self._prices
-        if known is mix or known == mix:
-            return prices
-        prices, every = np.zeros(len(self.ids) + 1, dtype=np.int64), sum(self.counts)
-        for models, asked in mix.named:
-            able = [self.ids[m] for m in set(models) if m in self.ids]
-            if able:
-                prices[able] += 1000 * asked * every // (mix.gpus * sum(self.counts[m] for m in able))
-        self._prices = (mix, prices)
-        return prices
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def of(self, models: Sequence[str], free: Sequence[int], cpu: int) -> int:
+        """The number of the state that a node is in."""
+        gpus = tuple(sorted(zip(map(self._ids.__getitem__, models), free, strict=True)))
+        found = self._index.get((gpus, cpu))
+        if found is not None:
+            return found
+        state = self._index[gpus, cpu] = len(self._index)
+        if state == len(self._cpu):
+            more = state + 64
+            absent = np.zeros((more, *self._gpus.shape[1:]), dtype=np.int64)
+            absent[:, 1] = len(self._ids)
+            self._gpus = np.concatenate((self._gpus, absent))
+            self._cpu = np.concatenate((self._cpu, np.zeros(more, dtype=np.int64)))
+            self.idle = np.concatenate((self.idle, np.zeros(more, dtype=np.int64)))
+        for at, (model, milli) in enumerate(gpus):
+            self._gpus[state, :, at] = milli, model
+        self._cpu[state] = cpu
+        self.idle[state] = sum(free) * self._all_cores + cpu * self._all_gpus
+        return state
+
+    def suit(self, mix: Mix) -> None:
+        """Go by this mix from now on."""
+        if mix != self.mix:
+            self._costs.clear()
+            self.prices = mix.prices(self._counts)
+        self.mix = mix
+
+    def costs(self, shape: Shape, states: Ints) -> Ints:
+        """Of one share of this shape, in each of these states; NEVER where it does not fit."""
+        known = self._costs.get(shape)
+        if known is None or len(known) < len(self._cpu):
+            if len(self._costs) > MOST_SHAPES:
+                self._costs.clear()
+            before = np.zeros(0, dtype=np.int64) if known is None else known
+            known = np.concatenate((before, np.full(len(self._cpu) - len(before), UNKNOWN)))
+            self._costs[shape] = known
+        costs: Ints = known[states]
+        missing = costs == UNKNOWN
+        if missing.any():
+            asked = np.unique(states[missing])
+            known[asked] = self._measure(shape, asked)
+            costs = known[states]
+        return costs
+
+    def _measure(self, shape: Shape, states: Ints) -> Ints:
+        free, models = self._gpus[states].transpose(1, 0, 2)
+        cpu, idle = self._cpu[states], free.sum(axis=1)
+        flags = [not shape.models or model in shape.models for model in self._ids]
+        able = (free >= shape.milli) & np.array([*flags, False])[models]
+        fits = (able.sum(axis=1) >= shape.gpus) & (cpu >= shape.cpu)
+        # Everything is times `kept` and the denominators, so nothing is divided and nothing rounded.
+        kept, taken = self.mix.kept, shape.gpus * shape.milli
+        costs = np.zeros(len(states), dtype=np.int64)
+        if kept:
+            costs += stranded(idle - taken, cpu - shape.cpu, kept) - stranded(idle, cpu, kept)
+            costs *= SPLINTERED[1] * SCARCE[1] * WHOLE
+        if shape.gpus:
+            prices = np.array([*self.prices.values(), 0], dtype=np.int64)
+            keys = np.where(able, (prices[models] << FREE_BITS) + free, NEVER)
+            keys.sort(axis=1)
+            first = keys[:, : shape.gpus]
+            broken = (first & ((1 << FREE_BITS) - 1) == WHOLE).sum(axis=1) * WHOLE
+            costs += (broken - taken) * (SPLINTERED[0] * SCARCE[1] * WHOLE * max(1, kept))
+            costs += (first >> FREE_BITS).sum(axis=1) * (SCARCE[0] * SPLINTERED[1] * shape.milli * max(1, kept))
+        costs[~fits] = NEVER
+        return costs
 
 
 class Capacity:
@@ -110,14 +141,14 @@ class Capacity:
         self.names: list[str] = []
         self._rows: dict[str, int] = {}
         self._models: list[tuple[str, ...]] = []
+        self._cores: list[int] = []  # milli-cores, when all is free
         self._free: list[list[int]] = []  # a list is replaced, never changed: copies share it
         self._cpu: list[int] = []
         self._memory: list[int] = []
-        self._size: list[tuple[int, int]] = []  # milli-GPU and milli-cores, when all is free
         self._dirty: set[int] = set()
-        self._arrays = np.zeros((4, 0), dtype=np.int64)  # CPU, memory, idle milli-GPU, whole idle GPUs
-        self._gpus = np.zeros((0, 0), dtype=np.int64)
-        self._kinds: _Models | None = None
+        self._states: _States | None = None
+        self._state = np.zeros(0, dtype=np.int64)
+        self._memory_now = np.zeros(0, dtype=np.int64)
 
     def row(self, name: str) -> int:
         return self._rows[name]
@@ -128,14 +159,15 @@ class Capacity:
         if row is None:
             row = self._rows[name] = len(self.names)
             self.names.append(name)
-            for ledger in (self._models, self._free, self._cpu, self._memory, self._size):
-                ledger.append(None)  # type: ignore[arg-type]
-        if self._models[row] != tuple(models):
-            self._models[row] = tuple(models)
-            self._kinds = None
-        self._free[row] = [WHOLE] * len(models)
-        self._cpu[row], self._memory[row] = cpu, memory
-        self._size[row] = (WHOLE * len(models), cpu)
+            self._models.append(())
+            for ledger in (self._cores, self._cpu, self._memory):
+                ledger.append(0)
+            self._free.append([])
+            self._states = None
+        if (self._models[row], self._cores[row]) != (tuple(models), cpu):
+            self._models[row], self._cores[row] = tuple(models), cpu
+            self._states = None
+        self._free[row], self._cpu[row], self._memory[row] = [WHOLE] * len(models), cpu, memory
         self._dirty.add(row)
 
     def take(self, name: str, gpus: Sequence[int], milli: int, cpu: int, memory: int) -> None:
@@ -165,113 +197,74 @@ class Capacity:
 
     def copy(self) -> Capacity:
         """One to try things on."""
-        self.sync()
         other = Capacity()
+        other._states = self._synced()
         other.names, other._rows = self.names.copy(), self._rows.copy()
-        other._models, other._free, other._size = self._models.copy(), self._free.copy(), self._size.copy()
-        other._cpu, other._memory = self._cpu.copy(), self._memory.copy()
-        other._arrays, other._gpus, other._kinds = self._arrays.copy(), self._gpus.copy(), self._kinds
+        other._models, other._cores = self._models.copy(), self._cores.copy()
+        other._free, other._cpu, other._memory = self._free.copy(), self._cpu.copy(), self._memory.copy()
+        other._state, other._memory_now = self._state.copy(), self._memory_now.copy()
         return other
 
-    def sync(self) -> _Models:
+    def _synced(self) -> _States:
         """Bring the arrays up to the ledger."""
-        kinds = self._kinds
-        if kinds is None:
-            width, nodes = max(map(len, self._models), default=0), len(self.names)
-            self._kinds = kinds = _Models(self._models, width)
-            self._arrays = np.zeros((4, nodes), dtype=np.int64)
-            self._gpus = np.full((width, nodes), ABSENT, dtype=np.int64)
+        states, nodes = self._states, len(self.names)
+        if states is None or len(states) > MOST_STATES + nodes:
+            self._states = states = _States(self._models, sum(self._cores))
+            self._state, self._memory_now = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
             self._dirty.update(range(nodes))
-        if self._dirty:
-            rows = sorted(self._dirty)
-            self._dirty.clear()
-            width = len(self._gpus)
-            frees = [self._free[row] for row in rows]
-            self._gpus[:, rows] = np.array([free + [ABSENT] * (width - len(free)) for free in frees]).T
-            self._arrays[:, rows] = [
-                [self._cpu[row] for row in rows],
-                [self._memory[row] for row in rows],
-                [sum(free) for free in frees],
-                [free.count(WHOLE) for free in frees],
-            ]
-        return kinds
+        for row in self._dirty:
+            self._state[row] = states.of(self._models[row], self._free[row], self._cpu[row])
+            self._memory_now[row] = self._memory[row]
+        self._dirty.clear()
+        return states
 
-    def fits(self, demand: Demand, usable: Bools) -> tuple[Ints, Bools]:
-        """Rows that could hold one share now, and which of their GPUs are able to."""
-        kinds = self.sync()
-        cpu, memory, idle, whole = self._arrays
-        fits = usable & (cpu >= demand.cpu) & (memory >= demand.memory)
-        if not demand.gpus:
-            rows = fits.nonzero()[0]
-            return rows, np.zeros((0, len(rows)), dtype=np.bool_)
-        able, count = kinds.accepted(demand.models)
-        fits &= (count >= demand.gpus) & (idle >= demand.gpus * demand.milli)
-        if demand.milli == WHOLE:
-            fits &= whole >= demand.gpus
-        rows = fits.nonzero()[0]
-        if rows.size:
-            able = able[:, rows] & (self._gpus[:, rows] >= demand.milli)
-            enough = able.sum(axis=0) >= demand.gpus
-            rows, able = rows[enough], able[:, enough]
-        return rows, able
+    def costs(self, demand: Demand, usable: Bools, mix: Mix | None = None) -> Ints:
+        """Of one share on each node; NEVER where it does not fit now."""
+        states = self._synced()
+        if mix is not None and mix is not states.mix:
+            states.suit(mix)
+        costs = states.costs(demand.shape, self._state)
+        costs[~usable | (self._memory_now < demand.memory)] = NEVER
+        return costs
 
-    def costs(self, demand: Demand, rows: Ints, able: Bools, mix: Mix) -> tuple[Ints, Ints]:
-        """What one share on each of these rows would cost, and how much it would leave."""
-        kinds, taken = self.sync(), demand.gpus * demand.milli
-        cpu, _, idle, _ = self._arrays[:, rows]
-        cpu_after, idle_after = cpu - demand.cpu, idle - taken
-        # Everything times `kept`, so that nothing is divided.
-        kept = max(1, mix.cpu * WHOLE * CPU_KEPT[0] // (max(1, mix.gpus) * CPU_KEPT[1]))
-        costs = np.zeros(len(rows), dtype=np.int64)
-        if mix.cpu:
-            costs += np.maximum(idle_after * kept - cpu_after * WHOLE, 0)
-            costs -= np.maximum(idle * kept - cpu * WHOLE, 0)
-            costs *= SPLINTERED[1] * WHOLE
-        if demand.gpus:
-            keys = np.where(able, (kinds.prices(mix)[kinds.of[:, rows]] << PRICE_BITS) + self._gpus[:, rows], NO_GPU)
-            first = keys.min(axis=0)[None] if demand.gpus == 1 else np.sort(keys, axis=0)[: demand.gpus]
-            broken = (first & ((1 << PRICE_BITS) - 1) == WHOLE).sum(axis=0)
-            costs += (broken * WHOLE - taken) * (kept * WHOLE)
-            costs += (first >> PRICE_BITS).sum(axis=0) * (SCARCE[0] * kept * demand.milli)
-        gpus, cores = (max(1, sum(column)) for column in zip(*self._size, strict=True))
-        return costs, idle_after * cores + cpu_after * gpus
+    def idle(self, rows: Ints) -> Ints:
+        """How much of these nodes is free, GPU and CPU together: only good to compare them."""
+        idle: Ints = self._synced().idle[self._state[rows]]
+        return idle
 
-    def pick(self, demand: Demand, row: int, mix: Mix) -> tuple[int, ...]:
-        """The share's GPUs on this node: cheap models first, then the most used, then the first."""
-        kinds = self.sync()
-        prices, free, models = kinds.prices(mix), self._free[row], self._models[row]
+    def pick(self, demand: Demand, row: int) -> tuple[int, ...]:
+        """A share's GPUs on this node: those of cheap models first, then the most used, then the first."""
+        prices = self._synced().prices
         able = [
-            (int(prices[kinds.ids[model]]), free[gpu], gpu)
-            for gpu, model in enumerate(models)
-            if free[gpu] >= demand.milli and (not demand.models or model in demand.models)
+            (prices[model], free, gpu)
+            for gpu, (model, free) in enumerate(zip(self._models[row], self._free[row], strict=True))
+            if free >= demand.milli and (not demand.models or model in demand.models)
         ]
         return tuple(sorted(gpu for _, _, gpu in sorted(able)[: demand.gpus]))
 
 
 def fitting(capacity: Capacity, demand: Demand, usable: Bools) -> Bools:
     """Which nodes could hold one share of the demand now."""
-    result = np.zeros(len(capacity.names), dtype=np.bool_)
-    result[capacity.fits(demand, usable)[0]] = True
+    result: Bools = capacity.costs(demand, usable) != NEVER
     return result
 
 
-def choose(capacity: Capacity, demand: Demand, usable: Bools, mix: Mix) -> tuple[int, tuple[int, ...]] | None:
+def choose(capacity: Capacity, demand: Demand, usable: Bools, mix: Mix) -> Spot | None:
     """The best node for one share, as row and GPU indices, or None."""
-    chosen = choose_all(capacity, demand._replace(nodes=1), usable, mix)
-    return chosen[0] if chosen else None
+    costs = capacity.costs(demand, usable, mix)
+    best = costs.min(initial=NEVER)
+    if best == NEVER:
+        return None
+    rows = (costs == best).nonzero()[0]
+    row = int(rows[capacity.idle(rows).argmin()])
+    return row, capacity.pick(demand, row)
 
 
-def choose_all(
-    capacity: Capacity, demand: Demand, usable: Bools, mix: Mix
-) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
-    """The best nodes for the whole gang, best first, or None: the same as to choose again and again."""
-    rows, able = capacity.fits(demand, usable)
+def choose_nodes(capacity: Capacity, demand: Demand, usable: Bools, mix: Mix) -> tuple[Spot, ...] | None:
+    """The best nodes for the whole gang, best first, or None: as if each was chosen after the other."""
+    costs = capacity.costs(demand, usable, mix)
+    rows = (costs != NEVER).nonzero()[0]
     if len(rows) < demand.nodes:
         return None
-    costs, left = capacity.costs(demand, rows, able, mix)
-    if demand.nodes == 1:
-        cheapest = (costs == costs.min()).nonzero()[0]
-        best: Any = cheapest[left[cheapest].argmin()][None]
-    else:
-        best = np.lexsort((left, costs))[: demand.nodes]
-    return tuple((int(row), capacity.pick(demand, int(row), mix)) for row in rows[best])
+    best = rows[np.lexsort((capacity.idle(rows), costs[rows]))[: demand.nodes]].tolist()
+    return tuple((row, capacity.pick(demand, row)) for row in best)

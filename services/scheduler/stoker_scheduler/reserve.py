@@ -10,8 +10,8 @@ from __future__ import annotations
 from stoker_proto import Allocation
 
 from .board import ENDLESS, Board
+from .fragments import Bools
 from .gang import domains
-from .placement import Bools
 from .state import Attempt, Claim, Job
 from .victims import grace_ms
 

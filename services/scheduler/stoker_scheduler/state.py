@@ -28,7 +28,8 @@ from stoker_proto import (
     StopReason,
 )
 
-from .placement import Capacity, Demand, Mix
+from .placement import Capacity, Demand
+from .popular import Popular
 from .usage import Usage
 from .waiting import Waiting
 
@@ -227,7 +228,7 @@ class State:
     owner: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     capacity: Capacity = field(default_factory=Capacity)
     usage: Usage = field(default_factory=Usage)
-    mix: Mix = field(default_factory=Mix)
+    popular: Popular = field(default_factory=Popular)
     tested: dict[tuple[str, ...], int] = field(default_factory=dict)
     preempted_ms: tuple[int, ...] = ()
     to_announce: dict[str, Event] = field(default_factory=dict)
@@ -273,7 +274,7 @@ def state_hash(state: State) -> str:
             for uuid, held in sorted(gpus.items())
         ],
         state.usage.listing(),
-        state.mix,
+        state.popular.listing(),
         sorted((list(k), v) for k, v in state.tested.items()),
         state.preempted_ms,
         list(state.to_announce),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .placement import Bools
+from .fragments import Bools
 from .state import State
 
 

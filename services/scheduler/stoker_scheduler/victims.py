@@ -15,8 +15,8 @@ from typing import NamedTuple
 from stoker_proto import Allocation, PreemptRule
 
 from .board import Board
+from .fragments import WHOLE, Bools
 from .gang import domains
-from .placement import WHOLE, Bools
 from .quota import borrowed, refusal
 from .state import Attempt, Claim, Job
 from .usage import ALL
