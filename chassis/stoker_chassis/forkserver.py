@@ -120,9 +120,12 @@ class ForkServer:
         if key in self.pids:
             return self.pids[key]
         server = os.getpid()
+        # Our own handler must not swallow a signal that is meant for the child and comes before it has dropped it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
             self.child(request, connection, server)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self.pids[key] = pid
         if request.get("exit_file"):
             self.exit_files[key] = request["exit_file"]
@@ -139,6 +142,7 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             for caught in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
                 signal.signal(caught, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             signal.signal(signal.SIGINT, signal.default_int_handler)
             connection.close()
             self.listener.close()
@@ -197,7 +201,8 @@ class ForkServer:
         except ProcessLookupError:
             if key in self.exits:
                 self.gone.add(key)
-            return False
+                return False
+            os.kill(self.pids[key], number)  # it has not made its group yet
         return True
 
     def kill_alone(self, key: str, number: int) -> bool:

@@ -105,10 +105,19 @@ async def test_exit_codes_are_those_of_plain_python(worker: Worker, code: str, e
     assert await worker.ended("a") == Exit(expected, None)
 
 
+@pytest.mark.parametrize("group", [True, False])
+async def test_a_signal_that_comes_right_after_the_fork_is_not_lost(worker: Worker, group: bool) -> None:
+    for number in range(25):
+        await worker.run(f"a{number}", "import time; time.sleep(60)")
+        assert await worker.client.kill(f"a{number}", signal.SIGTERM, group=group)
+    for number in range(25):
+        assert await worker.ended(f"a{number}") == Exit(None, signal.SIGTERM)
+
+
 async def test_a_child_can_be_signalled_without_what_it_started(worker: Worker) -> None:
     code = """
 import signal, subprocess, sys
-helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+helper = subprocess.Popen(["sleep", "60"])
 def save(*_):
     print("helper", helper.poll(), flush=True)
     sys.exit(0)

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -170,6 +171,17 @@ async def test_a_launcher_that_comes_back_while_its_worker_still_warms_up_waits_
     assert [int(p.name) for p in slow.iterdir() if p.name.isdigit()] == [node.worker_pid()]
     await node.place("job", {"train.py": "print('ran')"})
     assert (await node.ends("job")).outcome == "ok"
+
+
+async def test_a_node_tells_what_it_has_and_its_labels_anew_when_they_change(node: LauncherNode) -> None:
+    for labels in ("rack=r1,rail=2", "rack=r1,rail=2", '{"rack": "r2"}'):
+        node.settings["STOKER_LABELS"] = labels
+        await node.restart()
+    joined = [r.event async for r in node.bus.log.read(0, subjects.node_event("n1", "joined"))]
+    told = [e for e in joined if isinstance(e, NodeJoined)]
+    assert [e.labels for e in told] == [{}, {"rack": "r1", "rail": "2"}, {"rack": "r2"}]
+    assert told[0].cpus == len(os.sched_getaffinity(0))
+    assert told[0].memory_bytes == psutil.virtual_memory().total
 
 
 async def test_what_ran_before_a_reboot_is_forgotten(node: LauncherNode) -> None:

@@ -42,6 +42,7 @@ from .settings import LauncherSettings
 from .workspace import BadTree, CodeTrees
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "USER")
+KILL_AGAIN_S = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -305,7 +306,8 @@ class Attempt:
                 # A shell waits for what it started, so both must hear of it. A rank decides itself what becomes of
                 # its helpers: it may need them to save.
                 await ranks.signal(signal.SIGTERM, group=self.assignment.spec.command is not None)
-            if termed_at is not None and killed_at is None and now - termed_at >= self._grace_s(failed_at is None):
+            over = termed_at is not None and now - termed_at >= self._grace_s(failed_at is None)
+            if over and (killed_at is None or now - killed_at > KILL_AGAIN_S):
                 killed_at = now
                 await ranks.signal(signal.SIGKILL)
             await asyncio.sleep(POLL_S)
