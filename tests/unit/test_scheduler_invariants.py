@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from stoker_proto import (
     CancelRequested,
@@ -229,6 +229,43 @@ class Histories(RuleBasedStateMachine):
         if extra.get("checkpoints"):
             body["outputs"] = {"checkpoints": {"keep": 1}}
         return self.submit_one(**{k: body[k] for k in ("compute", "limits", "schedule", "outputs")})
+
+    @initialize(bring_up=st.booleans(), cluster=clusters())
+    def begin(self, bring_up: bool, cluster: Cluster) -> None:
+        self.configure(cluster)
+        if bring_up:
+            self.all_ready()
+            self.all_ready()
+
+    @rule(
+        target=jobs,
+        count=st.integers(2, 6),
+        per_node=st.integers(1, 2),
+        queue=st.sampled_from(QUEUES),
+        priority_class=st.sampled_from(["BEST_EFFORT", "BEST_EFFORT", "NORMAL"]),
+        timeout=st.sampled_from([None, None, 5]),
+    )
+    def fill(self, count: int, per_node: int, queue: str, priority_class: str, timeout: float | None) -> str:
+        """Many small jobs, all started, that have run for a while."""
+        compute = spec(1, per_node, "ANY").model_dump()["compute"] | {"queue": queue, "priority_class": priority_class}
+        for _ in range(count):
+            last = self.submit_one(compute=compute, limits={"timeout_minutes": timeout})
+            self.start(last)
+        self.cluster.later(31_000)
+        return last
+
+    @rule()
+    def start_all(self) -> None:
+        for job_id in list(self.cluster.state.active):
+            self.start(job_id)
+
+    @rule()
+    def obey(self) -> None:
+        """Whoever was asked to stop does."""
+        for job_id in list(self.cluster.state.active):
+            job = self.known(job_id)
+            if job is not None and job.attempt is not None and job.attempt.stop is not None:
+                self.cluster.stopped(job_id)
 
     @rule(target=jobs, after=jobs, on=st.sampled_from(["success", "failure", "end"]))
     def submit_dependent(self, after: str, on: str) -> str:
