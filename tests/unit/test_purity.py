@@ -20,7 +20,7 @@ PURE_CORES = [
     "state", "evolve", "apply", "ending", "cycle", "explain", "gang", "desired", "outcome", "verdict", "blame",
     "allreduce", "plan", "mapping", "validate", "reading", "configuration", "fit", "placement",
     "waiting", "usage", "queueing", "quota", "order", "topology",
-    "layout", "board", "popular", "fragments", "victims", "reserve", "attend", "answers", "invariants",
+    "layout", "board", "snapshot", "popular", "fragments", "victims", "reserve", "attend", "answers", "invariants",
 ]  # fmt: skip
 
 

@@ -379,6 +379,15 @@ class Histories(RuleBasedStateMachine):
         self.cluster.scheduler = other
         self.cluster.decide()
 
+    @rule()
+    def restart_from_a_snapshot(self) -> None:
+        other = Scheduler(TIMING, calendar=self.cluster.turn)
+        other.load(self.cluster.scheduler.dump())
+        assert violations(other.state) == []
+        assert state_hash(other.state) == state_hash(self.cluster.state), "INV11"
+        self.cluster.scheduler = other
+        self.cluster.decide()
+
     @invariant()
     def deciding_again_without_news_decides_nothing(self) -> None:
         assert self.cluster.scheduler.decide(self.cluster.log.at_ms) == [], "INV12"

@@ -75,7 +75,17 @@ async def serve(bus: Bus, ready: Callable[[], None], settings: SchedulerSettings
     projector, desk = Projector(bus, scheduler), Desk(scheduler)
     ready()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(lead(bus, "scheduler", settings.instance, scheduler, after_fold=projector.after_fold))
+        tasks.create_task(
+            lead(
+                bus,
+                "scheduler",
+                settings.instance,
+                scheduler,
+                after_fold=projector.after_fold,
+                snapshots=bus.snapshots,
+                snapshot_every=settings.snapshot_every,
+            )
+        )
         for verb, handler in (("explain", desk.explain), ("plan", desk.plan), ("queues", desk.queues)):
             tasks.create_task(bus.questions.answer(question("scheduler", verb), handler))
 

@@ -19,7 +19,9 @@ from stoker_proto import (
 )
 from stoker_proto.subjects import DECISIONS
 
+from . import snapshot
 from .apply import announcements
+from .attend import Watch
 from .board import Pass, Timing
 from .cycle import Cycle
 from .evolve import HANDLERS, evolve
@@ -44,6 +46,7 @@ class Scheduler:
     def __init__(self, timing: Timing, calendar: Calendar = turn, check_every: int = 0) -> None:
         self.state = State()
         self.layouts = Layouts()
+        self.watch = Watch()
         self._timing = timing
         self._calendar = calendar
         self._check_every = check_every
@@ -56,9 +59,17 @@ class Scheduler:
             for told in violations(self.state):
                 log.error("invariant violated at %d: %s", recorded.seq, told)
 
+    def dump(self) -> bytes:
+        return snapshot.dump(self.state)
+
+    def load(self, data: bytes) -> None:
+        self.state = snapshot.load(data)
+        self.layouts = Layouts()
+        self.watch = Watch()
+
     def cycle(self, now_ms: int) -> Cycle:
         """A pass over the present state, that has been run."""
-        cycle = Cycle(self.state, now_ms, self._timing, self.layouts)
+        cycle = Cycle(self.state, now_ms, self._timing, self.layouts, self.watch)
         cycle.run()
         return cycle
 

@@ -10,7 +10,7 @@ from stoker_proto import Allocation, Boost, Place, Reason, Stop, Unclaim
 from stoker_proto import Claim as ClaimAction
 
 from . import gang
-from .attend import attend, end_waiting
+from .attend import Watch, attend, end_waiting
 from .board import ENDLESS, Board, Pass, Timing
 from .explain import (
     Context,
@@ -43,10 +43,11 @@ def schedule(state: State, now_ms: int, timing: Timing, layouts: Layouts | None 
 class Cycle:
     """One pass. `out` is what it decides; the board is what is left to give out."""
 
-    def __init__(self, state: State, now_ms: int, timing: Timing, layouts: Layouts) -> None:
+    def __init__(self, state: State, now_ms: int, timing: Timing, layouts: Layouts, watch: Watch | None = None) -> None:
         self.state = state
         self.now_ms = now_ms
         self.timing = timing
+        self.watch = watch or Watch()
         self.out = Pass()
         self.board = Board(state, layouts.of(state), now_ms)
         self.walk = Walk(state, self.board.tree, self.board.usage, self.board.totals, now_ms)
@@ -59,7 +60,7 @@ class Cycle:
         self._preemptions_left = self._budget()
 
     def run(self) -> Pass:
-        attend(self.board, self.timing, self.out)
+        attend(self.board, self.timing, self.out, self.watch)
         end_waiting(self.board, self.out)
         self._boost()
         self._drop_dead_claims()
@@ -187,14 +188,12 @@ class Cycle:
             return
         if claim is not None:
             self.board.keep(claim)
-            self._blocked(candidate, self.context.claimed(job, claim))
+            self._told_alone(candidate, self.context.claimed(job, claim))
             return
         eviction = self._evict(job)
         if eviction is not None:
             self._claim(job, eviction.claim, eviction)
-            # The next of the lane may evict others: only this one has its GPUs now.
-            self.out.reasons[job.id] = self.context.claimed(job, eviction.claim)
-            self.walk.skip(candidate)
+            self._told_alone(candidate, self.context.claimed(job, eviction.claim))
             return
         if refused is not None:
             self._refused(candidate, quota_reasons(self.board, job, refused))
@@ -203,8 +202,7 @@ class Cycle:
             return
         reserved = self._reserve(job)
         if reserved is not None:
-            self.out.reasons[job.id] = self.context.claimed(job, reserved)
-            self.walk.skip(candidate)
+            self._told_alone(candidate, self.context.claimed(job, reserved))
             return
         self._blocked(candidate, why_not_placed(self.context, job))
 
@@ -240,6 +238,11 @@ class Cycle:
                 if other.id not in self.board.claims:
                     self._fill(candidate, other)
         self.walk.drop_lane(candidate)
+
+    def _told_alone(self, candidate: Candidate, reasons: tuple[Reason, ...]) -> None:
+        """It waits for GPUs that are its own: the next of its lane may find others, or evict, or have some kept too."""
+        self.out.reasons[candidate.job.id] = reasons
+        self.walk.skip(candidate)
 
     def _tell_lane(self, candidate: Candidate, reasons: tuple[Reason, ...]) -> None:
         self.out.reasons[candidate.job.id] = reasons

@@ -12,3 +12,4 @@ class SchedulerSettings(Settings):
     start_deadline_seconds: float = 180
     fence_after_seconds: float = 300
     check_invariants_every: int = 10_000  # events; 0: never
+    snapshot_every: int = 50_000  # events
