@@ -103,7 +103,7 @@ class EmbeddedNats:
             'server_name: "stoker"',
             f'listen: "127.0.0.1:{self._port}"',
             f'pid_file: "{self._folder / "server.pid"}"',
-            "max_payload: 1MB",
+            "max_payload: 8MB",
             "jetstream {",
             f'  store_dir: "{self._folder / "store"}"',
             f"  sync_interval: {self._sync_interval}",

@@ -29,7 +29,8 @@ from .state import Claim, Job, State
 from .victims import Eviction, Hunt, Victim, grace_ms
 from .waiting import Lane
 
-MOST_ACTIONS = 400  # in one batch: a message of the log holds about a megabyte
+MOST_ACTIONS = 400  # in one batch, and
+MOST_ALLOCATIONS = 1_000  # some 700 bytes each: beyond a megabyte messages of the log get slow
 MOST_HUNTS = 24  # looks for victims in one pass, each by another lane
 LOOK_BEHIND = 64  # jobs behind a blocked one of their lane that may fit in before a claim starts
 MINUTE_MS = 60_000
@@ -55,6 +56,7 @@ class Cycle:
         self.forecast = Forecast(self.board)
         self.context = Context(self.board, self.forecast)
         self._hunts = 0
+        self._allocations = 0
         self._lanes: dict[tuple[str, Lane], tuple[Reason, ...]] = {}
         self._reserved: dict[tuple[str, ...], int] = {}
         self._preemptions_left = self._budget()
@@ -66,7 +68,7 @@ class Cycle:
         self._drop_dead_claims()
         for claim in self.board.claims.values():
             self._count(self.state.jobs[claim.job_id], claim)
-        while len(self.out.actions) < MOST_ACTIONS:
+        while not self._full():
             candidate = self.walk.next()
             if candidate is None:
                 break
@@ -118,6 +120,9 @@ class Cycle:
 
     def _allocated(self, job: Job, spots: tuple[gang.Spot, ...]) -> tuple[Allocation, ...]:
         return gang.allocations(self.state, self.board.topology, job.demand, spots)
+
+    def _full(self) -> bool:
+        return len(self.out.actions) >= MOST_ACTIONS or self._allocations >= MOST_ALLOCATIONS
 
     def _budget(self) -> int:
         lately = [t for t in self.state.preempted_ms if t > self.now_ms - MINUTE_MS]
@@ -218,6 +223,7 @@ class Cycle:
         self.walk.placed(candidate)
 
     def _start(self, job: Job, chosen: tuple[Allocation, ...], over: tuple[str, ...]) -> None:
+        self._allocations += len(chosen)
         fresh = _fresh(self.state, tuple(sorted(a.node for a in chosen)), self.now_ms, self.timing)
         self.out.actions.append(
             Place(
@@ -262,7 +268,7 @@ class Cycle:
     def _fill(self, candidate: Candidate, job: Job) -> bool:
         """Backfill: place the job on GPUs kept for others, if it will be gone before they can start."""
         ends = gone_by(self.board, job)
-        if ends >= ENDLESS or job.not_before_ms > self.now_ms or job.gated or len(self.out.actions) >= MOST_ACTIONS:
+        if ends >= ENDLESS or job.not_before_ms > self.now_ms or job.gated or self._full():
             return False
         over = tuple(
             claim.job_id
@@ -318,6 +324,7 @@ class Cycle:
 
     def _keep(self, claim: Claim) -> None:
         self.board.claim(claim)
+        self._allocations += len(claim.allocations)
         self.out.actions.append(
             ClaimAction(job_id=claim.job_id, kind=claim.kind, allocations=claim.allocations, starts_ms=claim.starts_ms)
         )
