@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker_proto import Fence, Finish, Stop, StopReason, problem
 
-from .board import Board, Pass, Timing
+from .board import ENDLESS, Board, Pass, Timing
 from .ending import Wait, conclude
 from .state import Attempt, Job
 from .victims import grace_ms
@@ -12,13 +12,47 @@ from .victims import grace_ms
 AT_ONCE: tuple[StopReason, ...] = ("peer_failed", "preflight_failed")
 
 
-def attend(board: Board, timing: Timing, out: Pass) -> None:
-    """Look at every active job."""
-    state = board.state
-    for job_id in state.active:
-        job = state.jobs[job_id]
-        if job.attempt is not None:
-            _attend(board, job, job.attempt, timing, out)
+class Watch:
+    """Active jobs that need nothing before their time, kept from pass to pass: only what has changed is looked at.
+
+    A job is replaced whole when anything about it changes; nodes and configuration change the layout.
+    """
+
+    def __init__(self) -> None:
+        self._calm: dict[str, tuple[Job, int]] = {}
+        self._under: object = None
+
+    def calm(self, board: Board, timing: Timing) -> dict[str, tuple[Job, int]]:
+        """By job: as it was when it was looked at, and until when it needs nothing."""
+        under = (board.layout.version, tuple(board.state.windows.items()), timing)
+        if under != self._under:
+            self._under, self._calm = under, {}
+        active = board.state.active
+        if len(self._calm) > 2 * len(active) + 1000:
+            self._calm = {job_id: seen for job_id, seen in self._calm.items() if job_id in active}
+        return self._calm
+
+
+def attend(board: Board, timing: Timing, out: Pass, watch: Watch) -> None:
+    """Look at every active job that changed, or whose time has come."""
+    jobs, now_ms, calm = board.state.jobs, board.now_ms, watch.calm(board, timing)
+    due_ms = ENDLESS
+    for job_id in board.state.active:
+        job = jobs[job_id]
+        seen = calm.get(job_id)
+        if seen is not None and seen[0] is job and seen[1] > now_ms:
+            if seen[1] < due_ms:
+                due_ms = seen[1]
+        elif job.attempt is not None:
+            found = Pass()
+            _attend(board, job, job.attempt, timing, found)
+            out.actions += found.actions
+            until_ms = ENDLESS if found.due_ms is None else found.due_ms
+            due_ms = min(due_ms, until_ms)
+            if not found.actions:
+                calm[job_id] = (job, until_ms)
+    if due_ms < ENDLESS:
+        out.wait(due_ms)
 
 
 def _attend(board: Board, job: Job, attempt: Attempt, timing: Timing, out: Pass) -> None:
