@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from stoker_proto import Fence, Finish, Stop, StopReason, problem
+from stoker_proto import Fence, Finish, Requeue, Stop, StopReason, problem
 
 from .board import ENDLESS, Board, Pass, Timing
 from .ending import Wait, conclude
+from .explain import whole
 from .state import Attempt, Job
 from .victims import grace_ms
 
@@ -38,6 +39,8 @@ def attend(board: Board, timing: Timing, out: Pass, watch: Watch) -> None:
     jobs, now_ms, calm = board.state.jobs, board.now_ms, watch.calm(board, timing)
     due_ms = ENDLESS
     for job_id in board.state.active:
+        if out.full:
+            break
         job = jobs[job_id]
         seen = calm.get(job_id)
         if seen is not None and seen[0] is job and seen[1] > now_ms:
@@ -58,19 +61,21 @@ def attend(board: Board, timing: Timing, out: Pass, watch: Watch) -> None:
 def _attend(board: Board, job: Job, attempt: Attempt, timing: Timing, out: Pass) -> None:
     state, now_ms = board.state, board.now_ms
     if attempt.released:
-        end = conclude(job, attempt, now_ms)
+        end = conclude(job, attempt, now_ms, heard_ms=state.led_ms)
         if isinstance(end, Wait):
             out.wait(end.until_ms)
         else:
-            out.actions.append(end)
+            out.actions.append(_possible(board, job, end))
         return
     for part in attempt.parts:
         node = state.nodes[part.allocation.node]
         if part.released_ms is None and node.verdict == "unknown":
-            if now_ms >= node.since_ms + timing.fence_ms:
+            # A new leader follows an outage, perhaps: launchers that were cut off by it have all this time from now on.
+            certain_ms = max(node.since_ms, state.led_ms) + timing.fence_ms
+            if now_ms >= certain_ms:
                 out.actions.append(Fence(job_id=job.id, attempt=attempt.number, node=node.name))
             else:
-                out.wait(node.since_ms + timing.fence_ms)
+                out.wait(certain_ms)
     if attempt.stop is None:
         reason = _must_stop(board, job, attempt, timing, out)
         if reason is not None:
@@ -99,13 +104,22 @@ def _must_stop(board: Board, job: Job, attempt: Attempt, timing: Timing, out: Pa
         out.wait(deadline)
     if _outside_window(board, job):
         return "window_closed"
-    return _in_time(job, attempt, timing, now_ms, out)
+    return _in_time(board, job, attempt, timing, out)
 
 
-def _in_time(job: Job, attempt: Attempt, timing: Timing, now_ms: int, out: Pass) -> StopReason | None:
-    began = attempt.running_ms
+def _possible(board: Board, job: Job, end: Finish | Requeue) -> Finish | Requeue:
+    """Exclude no nodes when without them there are too few that could ever hold the job: it would just wait."""
+    if not isinstance(end, Requeue) or not end.exclude_nodes:
+        return end
+    avoid = {*end.exclude_nodes, *board.avoided(job)}
+    others = sum(whole(node, job) and node.name not in avoid for node in board.state.nodes.values())
+    return end if others >= job.demand.nodes else end.model_copy(update={"exclude_nodes": ()})
+
+
+def _in_time(board: Board, job: Job, attempt: Attempt, timing: Timing, out: Pass) -> StopReason | None:
+    began, now_ms = attempt.running_ms, board.now_ms
     if began is None:
-        until, reason = attempt.placed_ms + timing.start_deadline_ms, "lost"
+        until, reason = max(attempt.placed_ms, board.state.led_ms) + timing.start_deadline_ms, "lost"
     elif job.spec.limits.timeout_minutes is not None:
         until, reason = began + int(job.spec.limits.timeout_minutes * 60_000), "timeout"
     else:
@@ -121,7 +135,8 @@ def _outside_window(board: Board, job: Job) -> bool:
     queue = board.tree.queues.get(job.queue)
     names = {job.spec.schedule.window, queue.window if queue else None} - {None}
     for window in board.state.cluster.windows:
-        if window.name in names and window.on_close == "preempt" and not board.state.windows.get(window.name, False):
+        # Not yet told is not shut: what runs goes on until a WindowClosed says so.
+        if window.name in names and window.on_close == "preempt" and board.state.windows.get(window.name) is False:
             return True
     return False
 
@@ -130,6 +145,8 @@ def end_waiting(board: Board, out: Pass) -> None:
     """End jobs that wait and may never start: cancelled, late, or waiting for what did not come true."""
     state = board.state
     for job_id in state.ending:
+        if out.full:
+            return
         job = state.jobs[job_id]
         if job.cancel:
             out.actions.append(Finish(job_id=job_id, state="cancelled", outcome="cancelled"))
@@ -137,6 +154,8 @@ def end_waiting(board: Board, out: Pass) -> None:
             told = problem("dependency_failed", job.refused)
             out.actions.append(Finish(job_id=job_id, state="failed", outcome="cancelled", problem=told))
     for job_id, deadline in state.deadlines.items():
+        if out.full:
+            return
         job = state.jobs[job_id]
         if job.state != "queued" or job.cancel or job.refused:
             continue

@@ -16,6 +16,7 @@ from .state import Attempt, Claim, Job, State
 from .usage import ALL, Usage
 
 ENDLESS = 1 << 62
+MOST_ACTIONS = 400  # in one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class Pass:
     actions: list[Action] = field(default_factory=list)
     reasons: dict[str, tuple[Reason, ...]] = field(default_factory=dict)
     due_ms: int | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether a message of the log should hold no more; the next pass goes on."""
+        return len(self.actions) >= MOST_ACTIONS
 
     def wait(self, until_ms: int) -> None:
         self.due_ms = until_ms if self.due_ms is None else min(self.due_ms, until_ms)

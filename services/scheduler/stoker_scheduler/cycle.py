@@ -24,13 +24,13 @@ from .explain import (
 from .layout import Layouts
 from .order import Candidate, Walk
 from .queueing import lane_of
+from .quota import Refusal
 from .reserve import Forecast, gone_by
 from .state import Claim, Job, State
 from .victims import Eviction, Hunt, Victim, grace_ms
 from .waiting import Lane
 
-MOST_ACTIONS = 400  # in one batch, and
-MOST_ALLOCATIONS = 1_000  # some 700 bytes each: beyond a megabyte messages of the log get slow
+MOST_ALLOCATIONS = 1_000  # in one batch, some 700 bytes each: beyond a megabyte messages of the log get slow
 MOST_HUNTS = 24  # looks for victims in one pass, each by another lane
 LOOK_BEHIND = 64  # jobs behind a blocked one of their lane that may fit in before a claim starts
 MINUTE_MS = 60_000
@@ -99,18 +99,27 @@ class Cycle:
         if gates:
             return gates, ()
         models, refused = board.allowed(job)
-        if refused is not None:
-            return quota_reasons(board, job, refused), ()
-        spots = self._spots(job, models or ())
+        spots = None if models is None else self._spots(job, models)
+        if spots is None:
+            lesser = self._drop_outranked(job)
+            models, _ = board.allowed(job)
+            spots = None if models is None else self._spots(job, models)
+            for other in lesser:
+                board.claim(other)
         if spots is not None:
             return (), tuple(board.topology.names[row] for row, _ in spots)
+        if refused is not None:
+            return quota_reasons(board, job, refused), ()
         return why_not_placed(self.context, job), ()
 
     def would_evict(self, job: Job) -> tuple[Victim, ...]:
         """Whom a job that nobody has submitted would displace."""
         if job.gated:
             return ()
+        lesser = self._drop_outranked(job)
         found = self.hunt.evict(job, self.board.usable(job), self.state.seq)
+        for other in lesser:
+            self.board.claim(other)
         return found.victims if found else ()
 
     def _spots(self, job: Job, models: tuple[str, ...]) -> tuple[gang.Spot, ...] | None:
@@ -122,7 +131,7 @@ class Cycle:
         return gang.allocations(self.state, self.board.topology, job.demand, spots)
 
     def _full(self) -> bool:
-        return len(self.out.actions) >= MOST_ACTIONS or self._allocations >= MOST_ALLOCATIONS
+        return self.out.full or self._allocations >= MOST_ALLOCATIONS
 
     def _budget(self) -> int:
         lately = [t for t in self.state.preempted_ms if t > self.now_ms - MINUTE_MS]
@@ -140,10 +149,10 @@ class Cycle:
             patience = int(known.max_wait_minutes * MINUTE_MS)
             for keys in lanes.values():
                 early = 0
-                for key in keys:
+                for key in keys.islice(keys.bisect_left((True,))):  # those behind the boosted ones
                     job = self.state.jobs[key[3]]
-                    if job.boosted:
-                        continue
+                    if self.out.full:
+                        return
                     if self.now_ms >= job.since_ms + patience:
                         self.out.actions.append(Boost(job_id=job.id, cause="waited"))
                         continue
@@ -163,9 +172,9 @@ class Cycle:
                     self.out.actions.append(Unclaim(job_id=claim.job_id, cause=cause))
                     break
 
-    def _count(self, job: Job, claim: Claim) -> None:
+    def _count(self, job: Job, claim: Claim, change: int = 1) -> None:
         if claim.kind == "reserve":
-            self._reserved[job.demand.models] = self._reserved.get(job.demand.models, 0) + 1
+            self._reserved[job.demand.models] = self._reserved.get(job.demand.models, 0) + change
 
     def _consider(self, candidate: Candidate) -> None:
         job = candidate.job
@@ -184,32 +193,74 @@ class Cycle:
         claim = self.board.claims.get(job.id)
         if claim is not None:
             self.board.open(job.id)
-        models, refused = self.board.allowed(job)
-        spots = None if models is None else self._spots(job, models)
-        if spots is not None:
-            if claim is not None:
-                self._forget_claim(job.id)
-            self._place(candidate, self._allocated(job, spots))
+        placed, refused = self._put(candidate, claim)
+        if placed:
+            return
+        before = len(self.out.actions)
+        lesser = self._drop_outranked(job)
+        if lesser and self._instead_of(lesser, before, candidate, claim):
             return
         if claim is not None:
             self.board.keep(claim)
             self._told_alone(candidate, self.context.claimed(job, claim))
+        elif not lesser and self._evict(candidate):
             return
-        eviction = self._evict(job)
-        if eviction is not None:
-            self._claim(job, eviction.claim, eviction)
-            self._told_alone(candidate, self.context.claimed(job, eviction.claim))
-            return
-        if refused is not None:
+        elif refused is not None:
             self._refused(candidate, quota_reasons(self.board, job, refused))
-            return
-        if self._fill(candidate, job):
-            return
-        reserved = self._reserve(job)
-        if reserved is not None:
-            self._told_alone(candidate, self.context.claimed(job, reserved))
-            return
-        self._blocked(candidate, why_not_placed(self.context, job))
+        elif not self._fill(candidate, job) and not self._reserve(candidate):
+            self._blocked(candidate, why_not_placed(self.context, job))
+
+    def _put(self, candidate: Candidate, claim: Claim | None) -> tuple[bool, Refusal | None]:
+        """Place the job, whose own claim is open, on GPUs that are free; else what quota has against it."""
+        job = candidate.job
+        models, refused = self.board.allowed(job)
+        spots = None if models is None else self._spots(job, models)
+        if spots is None:
+            return False, refused
+        if claim is not None:
+            self._forget_claim(job.id)
+        self._place(candidate, self._allocated(job, spots))
+        return True, None
+
+    def _drop_outranked(self, job: Job) -> tuple[Claim, ...]:
+        """Drop claims that wait for natural ends, of jobs that this one might preempt if they ran."""
+        own = self.board.class_of(job).value
+        found = []
+        for claim in list(self.board.claims.values()):
+            other = self.state.jobs[claim.job_id]
+            if claim.kind == "preempt" or other.id == job.id:
+                continue
+            if other.queue == job.queue:
+                before = self.board.class_of(other).value < own
+            else:
+                before = other.queue in self.board.tree.queues and self.hunt.reclaimable(job, other.queue) > 0
+            if before:
+                found.append(claim)
+        for claim in found:
+            self.board.drop(claim.job_id)
+        return tuple(found)
+
+    def _instead_of(
+        self, lesser: tuple[Claim, ...], before: int, candidate: Candidate, claim: Claim | None
+    ) -> bool:  # fmt: skip
+        """Find room now that these claims are dropped; those that are in the way stay so, the others come back."""
+        done, refused = self._put(candidate, claim)
+        if not done and claim is None:
+            done = self._evict(candidate) or (refused is None and self._reserve(candidate))
+        taken = {
+            (allocation.node, uuid)
+            for action in self.out.actions[before:]
+            if isinstance(action, Place | ClaimAction)
+            for allocation in action.allocations
+            for uuid in allocation.gpus
+        }
+        for other in lesser:
+            if taken.isdisjoint((a.node, uuid) for a in other.allocations for uuid in a.gpus):
+                self.board.claim(other)
+                continue
+            self.out.actions.insert(before, Unclaim(job_id=other.job_id, cause=f"{candidate.job.id} goes first"))
+            self._count(self.state.jobs[other.job_id], other, -1)
+        return done
 
     def _forget_claim(self, job_id: str) -> None:
         claim = self.board.claims.pop(job_id)
@@ -296,7 +347,16 @@ class Cycle:
             self.walk.placed(candidate)
         return True
 
-    def _evict(self, job: Job) -> Eviction | None:
+    def _evict(self, candidate: Candidate) -> bool:
+        """Stop others for the job, and keep for it what that frees."""
+        found = self._eviction(candidate.job)
+        if found is None:
+            return False
+        self._claim(candidate.job, found.claim, found)
+        self._told_alone(candidate, self.context.claimed(candidate.job, found.claim))
+        return True
+
+    def _eviction(self, job: Job) -> Eviction | None:
         if self._hunts >= MOST_HUNTS or self._preemptions_left <= 0:
             return None
         since = job.since_ms + int(self.state.cluster.scheduling.preempt_after_seconds * 1000)
@@ -329,23 +389,24 @@ class Cycle:
             ClaimAction(job_id=claim.job_id, kind=claim.kind, allocations=claim.allocations, starts_ms=claim.starts_ms)
         )
 
-    def _reserve(self, job: Job) -> Claim | None:
+    def _reserve(self, candidate: Candidate) -> bool:
         """A claim for a gang that is blocked, while its GPU models have one to give."""
-        numbers = self.state.cluster.scheduling
+        job, numbers = candidate.job, self.state.cluster.scheduling
         if job.demand.gpus * job.demand.nodes < 2:
-            return None
+            return False
         if self._reserved.get(job.demand.models, 0) >= numbers.reservations:
-            return None
+            return False
         since = job.since_ms + int(numbers.reserve_after_seconds * 1000)
         if since > self.now_ms:
             self.out.wait(since)
-            return None
+            return False
         claim = self.forecast.claim(job, self.board.usable(job), self.state.seq)
         if claim is None:
-            return None
+            return False
         self._count(job, claim)
         self._keep(claim)
-        return claim
+        self._told_alone(candidate, self.context.claimed(job, claim))
+        return True
 
 
 def _fresh(state: State, names: tuple[str, ...], now_ms: int, timing: Timing) -> bool:
