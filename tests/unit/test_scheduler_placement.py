@@ -269,6 +269,17 @@ def test_who_needs_much_cpu_does_not_leave_gpus_without() -> None:
     assert choose(capacity, hungry, everywhere(capacity), Mix()) == (0, (0,)), "who knows of nobody's CPU fills"
 
 
+@pytest.mark.parametrize("remembered", [0, 1000])
+def test_on_a_mixed_node_too_the_model_that_nobody_asks_for_goes_first(
+    remembered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "MOST_STATES", remembered)
+    mix = Mix.of({Shape(1, 1000, 0, ("A100",)): 1})
+    capacity = joined([Node(("A100", "T4", "T4"), 8 * CORES, GIB)])
+    share = Demand(1, 1000, 0, 0)
+    assert [spot for _, spot in fill(capacity, [share] * 4, mix)] == [(0, (1,)), (0, (2,)), (0, (0,))]
+
+
 def test_a_part_of_a_gpu_goes_where_a_part_is_taken_already() -> None:
     capacity = joined([Node(("T4",) * 2, 8 * CORES, GIB), Node(("T4",) * 4, 8 * CORES, GIB)])
     capacity.take("node-1", (2,), 600, 0, 0)

@@ -208,6 +208,8 @@ class Capacity:
     def _synced(self) -> _States:
         """Bring the arrays up to the ledger."""
         states, nodes = self._states, len(self.names)
+        if not self._dirty and states is not None:
+            return states
         if states is None or len(states) > MOST_STATES + nodes:
             self._states = states = _States(self._models, sum(self._cores))
             self._state, self._memory_now = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
