@@ -240,9 +240,7 @@ class Cycle:
             self.board.drop(claim.job_id)
         return tuple(found)
 
-    def _instead_of(
-        self, lesser: tuple[Claim, ...], before: int, candidate: Candidate, claim: Claim | None
-    ) -> bool:  # fmt: skip
+    def _instead_of(self, lesser: tuple[Claim, ...], before: int, candidate: Candidate, claim: Claim | None) -> bool:
         """Find room now that these claims are dropped; those that are in the way stay so, the others come back."""
         done, refused = self._put(candidate, claim)
         if not done and claim is None:

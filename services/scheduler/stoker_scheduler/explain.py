@@ -163,19 +163,18 @@ class Context:
         else:
             told = f"{total} GPUs are kept for it, and {len(held)} of them are still held"
         when = "" if claim.starts_ms is not None else "; some holder has no time limit, so nobody can say for how long"
-        return (
-            Reason(
-                code="draining" if draining else "reserved", message=told + when, facts=facts,
-                blockers=tuple(holders[:SHOWN]), actions=("wait for them to end",),
-            ),
+        reason = Reason(
+            code="draining" if draining else "reserved", message=told + when, facts=facts,
+            blockers=tuple(holders[:SHOWN]), actions=("wait for them to end",),
         )  # fmt: skip
+        return (reason, *_above_nominal(self.board, job))
 
 
 def why_not_placed(context: Context, job: Job) -> tuple[Reason, ...]:
     """Reasons in the order in which they bind, for a job that no set of free GPUs can hold now."""
     board, demand = context.board, job.demand
     state = board.state
-    every = [n for n in state.nodes.values() if _whole(n, job)]
+    every = [n for n in state.nodes.values() if whole(n, job)]
     avoid = board.avoided(job)
     working = [n for n in every if n.takes_work and n.name not in avoid]
     need = f"{demand.nodes} node{'s' if demand.nodes > 1 else ''} with {_share(job)}"
@@ -247,10 +246,23 @@ def why_not_placed(context: Context, job: Job) -> tuple[Reason, ...]:
     if not reasons:
         taken = "Free GPUs went to jobs that come first"
         reasons.append(Reason(code="behind", message=f"Needs {need}. {taken}", facts={"nodes_free": open_now}))
-    return tuple(reasons)
+    return (*reasons, *_above_nominal(board, job))
 
 
-def _whole(node: Node, job: Job) -> bool:
+def _above_nominal(board: Board, job: Job) -> list[Reason]:
+    """That the job would borrow, which is why others go before it and whose job it is to give way."""
+    for name in board.usage.path(job.queue):
+        bound = board.tree.bounds[name][ALL] if name in board.tree.bounds else None
+        held = board.state.usage.of(name)
+        if bound is not None and bound.nominal is not None and held + job.milli > bound.nominal:
+            would, own = gpus_of(held + job.milli), gpus_of(bound.nominal)
+            told = f"Queue {name} would hold {would:g} GPUs and is guaranteed {own:g}; queues within theirs go first"
+            facts: dict[str, Fact] = {"queue": name, "nominal_gpus": own, "would_hold_gpus": would}
+            return [Reason(code="above_nominal", message=told, facts=facts)]
+    return []
+
+
+def whole(node: Node, job: Job) -> bool:
     """Whether the node could hold one share of the job when it is empty."""
     demand = job.demand
     able = sum(not demand.models or gpu.model in demand.models for gpu in node.gpus)

@@ -130,7 +130,7 @@ class Hunt:
                 if priority.value < own:
                     found[(queue, name)] = ("higher_class", 0)
             else:
-                over = self._reclaimable(job, queue)
+                over = self.reclaimable(job, queue)
                 if over > 0:
                     found[(queue, name)] = ("reclaim", over)
         return found
@@ -181,7 +181,7 @@ class Hunt:
             self.wake_ms = free_from if self.wake_ms is None else min(self.wake_ms, free_from)
         return False
 
-    def _reclaimable(self, job: Job, queue: str) -> int:
+    def reclaimable(self, job: Job, queue: str) -> int:
         """How far the other queue is above its nominal, at the level where both queues part; 0: not at all.
 
         And the job's own queue must stay inside its nominal there, so that nobody can take it back in turn.
