@@ -7,8 +7,18 @@ and the only ledger of capacity and cost.
 Job
     queued     JobSubmitted puts it here, at a place in the queue that it keeps for ever.
     active     a Place decision held: an attempt owns GPUs (AttemptPlaced).
-    queued     again when the attempt ended by preemption or by a fault of the platform (JobRequeued).
+    queued     again when the attempt ended by preemption or by a fault of the platform (JobRequeued). Such a job keeps
+               its place; one that was preempted as often as jobs may be is boosted (JobBoosted): first in its class.
     succeeded, failed, cancelled, expired   final (JobFinished). CancelRequested wins over any new attempt.
+
+    A queued job may be gated: on hold (HoldRequested until HoldReleased), behind jobs that must be over first, outside
+    its window (WindowClosed until WindowOpened), or beyond its array's limit. A gated job starts nothing.
+    A queued gang may have a *claim* (Claim in a DecisionBatch): GPUs kept for it, free ones and such as come free. It
+    ends when the gang is placed, gated or over, or by Unclaim when its nodes stop working or a higher job goes first.
+
+Cluster
+    ClusterConfigured replaces the whole configuration: queues with quotas, priority classes, windows, numbers. Each has
+    the version after the last; what does not is refused by the log, so two writers cannot undo each other.
 
 Attempt, on each of its nodes
     placed     AttemptPlaced. The launcher reads its node's desired state and prepares.
@@ -16,7 +26,8 @@ Attempt, on each of its nodes
     preflight  unless the nodes' last one is fresh: PreflightStarted, PreflightReported, then PreflightPassed or
                PreflightFailed from the health leader. Nothing starts before every node is prepared and it passed.
     running    AttemptStarted, then AttemptProgressed and CheckpointSaved.
-    draining   a Stop decision: signal, grace, kill, the whole process group.
+    draining   a Stop decision: signal, grace, kill, the whole process group. One that is preempted names the job it
+               gives way to and the rule, and comes in one batch with that job's claim.
     exited     AttemptExited with how each rank ended. A failure that nobody asked for is blamed by health
                (JobFailureAttributed) before the scheduler retries or gives up.
     released   AttemptReleased, the launcher's proof that the GPUs are free; or NodeJoined with a new boot epoch,
@@ -34,7 +45,7 @@ Node
 
 Facts are past participles. A request is a fact too (CancelRequested). A DecisionBatch is what the scheduler wants; its
 fold voids each action whose preconditions no longer hold when it lands, whole gangs together, and what held is then
-announced as AttemptPlaced, JobRequeued or JobFinished, so that no other reader needs the void rule.
+announced as AttemptPlaced, JobRequeued, JobBoosted or JobFinished, so that no other reader needs the void rule.
 """
 
 from .cluster import (
