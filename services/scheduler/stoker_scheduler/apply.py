@@ -238,7 +238,7 @@ def _finish(state: State, action: Finish) -> bool:
     drop_claim(state, job.id)
     dequeue(state, job.id)
     _leave(state, job)
-    del state.jobs[job.id]
+    state.drop(job.id)
     state.deadlines.pop(job.id, None)
     state.over[job.id] = over
     settle_dependents(state, job.id, over)

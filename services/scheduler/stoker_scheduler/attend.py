@@ -2,60 +2,81 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
 from stoker_proto import Fence, Finish, Requeue, Stop, StopReason, problem
 
 from .board import ENDLESS, Board, Pass, Timing
 from .ending import Wait, conclude
 from .explain import whole
-from .state import Attempt, Job
+from .state import Attempt, Job, State
 from .victims import grace_ms
 
 AT_ONCE: tuple[StopReason, ...] = ("peer_failed", "preflight_failed")
 
 
 class Watch:
-    """Active jobs that need nothing before their time, kept from pass to pass: only what has changed is looked at.
+    """When each active job needs something, kept from pass to pass: only what changed or is due is looked at.
 
     A job is replaced whole when anything about it changes; nodes and configuration change the layout.
     """
 
     def __init__(self) -> None:
-        self._calm: dict[str, tuple[Job, int]] = {}
+        self._state: State | None = None
         self._under: object = None
+        self._touches = 0
+        self._due: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
 
-    def calm(self, board: Board, timing: Timing) -> dict[str, tuple[Job, int]]:
-        """By job: as it was when it was looked at, and until when it needs nothing."""
-        under = (board.layout.version, tuple(board.state.windows.items()), timing)
-        if under != self._under:
-            self._under, self._calm = under, {}
-        active = board.state.active
-        if len(self._calm) > 2 * len(active) + 1000:
-            self._calm = {job_id: seen for job_id, seen in self._calm.items() if job_id in active}
-        return self._calm
+    def waking(self, board: Board, timing: Timing) -> list[Job]:
+        """Jobs to look at now, in the order of their placement."""
+        state = board.state
+        under = (board.layout.version, tuple(state.windows.items()), timing)
+        if state is not self._state or under != self._under:
+            self._state, self._under, self._due, self._heap = state, under, {}, []
+            names = set(state.active)
+        else:
+            names = {job_id for job_id in state.touched_since(self._touches) if job_id in state.active}
+            while self._heap and self._heap[0][0] <= board.now_ms:
+                due_ms, job_id = heappop(self._heap)
+                if self._due.get(job_id) == due_ms and job_id in state.active:
+                    names.add(job_id)
+        self._touches = state.touches
+        jobs = [state.jobs[job_id] for job_id in names]
+        return sorted(jobs, key=lambda job: (job.attempt.fence if job.attempt else 0, job.seq))
+
+    def calm(self, job_id: str, until_ms: int) -> None:
+        """It needs nothing before, unless it changes."""
+        self._due[job_id] = until_ms
+        if until_ms < ENDLESS:
+            heappush(self._heap, (until_ms, job_id))
+
+    def next_ms(self, state: State) -> int | None:
+        """The next moment at which one of them needs something."""
+        while self._heap and (
+            self._due.get(self._heap[0][1]) != self._heap[0][0] or self._heap[0][1] not in state.active
+        ):
+            heappop(self._heap)
+        if len(self._due) > 2 * len(state.active) + 1000:
+            self._due = {job_id: due_ms for job_id, due_ms in self._due.items() if job_id in state.active}
+        return self._heap[0][0] if self._heap else None
 
 
 def attend(board: Board, timing: Timing, out: Pass, watch: Watch) -> None:
     """Look at every active job that changed, or whose time has come."""
-    jobs, now_ms, calm = board.state.jobs, board.now_ms, watch.calm(board, timing)
-    due_ms = ENDLESS
-    for job_id in board.state.active:
-        if out.full:
-            break
-        job = jobs[job_id]
-        seen = calm.get(job_id)
-        if seen is not None and seen[0] is job and seen[1] > now_ms:
-            if seen[1] < due_ms:
-                due_ms = seen[1]
-        elif job.attempt is not None:
+    for job in watch.waking(board, timing):
+        if job.attempt is not None:
             found = Pass()
             _attend(board, job, job.attempt, timing, found)
             out.actions += found.actions
-            until_ms = ENDLESS if found.due_ms is None else found.due_ms
-            due_ms = min(due_ms, until_ms)
-            if not found.actions:
-                calm[job_id] = (job, until_ms)
-    if due_ms < ENDLESS:
-        out.wait(due_ms)
+            # What was decided may turn out void: then it is looked at again.
+            again_ms = board.now_ms if found.actions else ENDLESS if found.due_ms is None else found.due_ms
+            watch.calm(job.id, again_ms)
+            if not found.actions and found.due_ms is not None:
+                out.wait(found.due_ms)
+    next_ms = watch.next_ms(board.state)
+    if next_ms is not None and next_ms > board.now_ms:
+        out.wait(next_ms)
 
 
 def _attend(board: Board, job: Job, attempt: Attempt, timing: Timing, out: Pass) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from pydantic_core import to_json
@@ -234,6 +235,8 @@ class State:
     to_announce: dict[str, Event] = field(default_factory=dict)
     voided: int = 0
     ignored: int = 0
+    touched: dict[str, None] = field(default_factory=dict)  # jobs that changed, the latest last
+    touches: int = 0  # how often a job changed: who remembers it finds what changed since
     layout: int = 0  # rises when nodes or the configuration change: what is derived from them is made anew
 
     def held(self, node: str, uuid: str) -> int:
@@ -246,11 +249,22 @@ class State:
 
     def put(self, job: Job) -> None:
         self.jobs[job.id] = job
+        self.touches += 1
+        self.touched.pop(job.id, None)
+        self.touched[job.id] = None
+
+    def drop(self, job_id: str) -> None:
+        del self.jobs[job_id]
+        self.touched.pop(job_id, None)
 
     def change(self, job_id: str, **fields: object) -> Job:
         job = self.jobs[job_id]._replace(**fields)  # type: ignore[arg-type]
-        self.jobs[job_id] = job
+        self.put(job)
         return job
+
+    def touched_since(self, touches: int) -> list[str]:
+        """Jobs that changed since there were so many touches, and perhaps some before them."""
+        return list(islice(reversed(self.touched), self.touches - touches))
 
 
 def state_hash(state: State) -> str:
