@@ -15,8 +15,10 @@ from stoker_proto.subjects import question
 from . import answers
 from .board import Timing
 from .core import Scheduler
-from .desired import desired
+from .desired import Desired
 from .settings import SchedulerSettings
+
+AT_ONCE = 256  # nodes whose desired state is on its way together
 
 
 class Projector:
@@ -25,17 +27,24 @@ class Projector:
     def __init__(self, bus: Bus, scheduler: Scheduler) -> None:
         self._bus = bus
         self._scheduler = scheduler
-        self._written: dict[str, NodeAssignments] = {}
+        self._desired = Desired()
+        self._unwritten: dict[str, NodeAssignments] = {}
 
     async def after_fold(self, leading: bool) -> None:
         if not leading:
-            self._written.clear()
+            self._desired, self._unwritten = Desired(), {}
             return
-        for node, wanted in desired(self._scheduler.state).items():
-            before = self._written.get(node)
-            if before is None or before.attempts != wanted.attempts:
-                await self._bus.assignments.put(node, wanted.model_dump_json().encode())
-                self._written[node] = wanted
+        self._unwritten |= self._desired.changes(self._scheduler.state)
+        names = list(self._unwritten)
+        for first in range(0, len(names), AT_ONCE):
+            writing = (self._write(name) for name in names[first : first + AT_ONCE])
+            for trouble in await asyncio.gather(*writing, return_exceptions=True):
+                if trouble is not None:
+                    raise trouble
+
+    async def _write(self, node: str) -> None:
+        await self._bus.assignments.put(node, self._unwritten[node].model_dump_json().encode())
+        del self._unwritten[node]
 
 
 class Desk:
