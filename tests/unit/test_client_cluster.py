@@ -208,18 +208,18 @@ def test_classes_and_windows_are_listed(stoker: Stoker, cluster: Path) -> None:
     assert stoker("window", "list", "-o", "json").document["windows"][0]["name"] == "night"
 
 
-def test_queues_are_shown_as_a_tree_with_what_they_hold_and_what_waits(stoker: Stoker) -> None:
+def test_queues_are_shown_as_a_tree_with_what_they_hold_and_what_waits(
+    stoker: Stoker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for arguments in (["queue"], ["queue", "list"]):
         lines = stoker(*arguments).out.splitlines()
-        assert lines[1].split() == [
-            "research", "65.6", "%", "10.5", "8", "12", "2.5", "0", "4", "jobs", "0", "jobs,", "0", "GPUs", "0.0",
-            "GPU-h",
-        ]  # fmt: skip
-        assert lines[2].startswith("  vision (closed)")
-        assert "3 jobs, 24 GPUs" in lines[2]
-        assert "12.3 GPU-h" in lines[2]
-        assert "16 GPUs, 2 free, 1.5 claimed; cluster version 3" in lines[3]
+        assert lines[1].split() == ["research", "65.6", "%", "10.5", "8", "2.5", "0", "4", "-", "0.0"]
+        assert lines[2].startswith("  vision (closed) ")
+        assert lines[2].split()[-7:] == ["-", "0", "0", "0", "3", "(24)", "12.3"]
+        assert "16 GPUs, 2 free, 1.5 claimed" in lines[3]
         assert stoker(*arguments, "-o", "json").document["gpus_free"] == 2
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "…" not in stoker("queue").out, "it fits into an ordinary terminal"
 
 
 def test_one_queue_is_shown_with_its_waiting_shapes_and_why_they_wait(stoker: Stoker) -> None:
@@ -282,7 +282,7 @@ def test_without_a_scheduler_queues_and_plans_say_try_again_and_do_not_hang(
 def test_jobs_are_held_released_and_moved(stoker: Stoker, spec: Path, gateway: Gateway) -> None:
     job_id = stoker("submit", str(spec)).out.strip()
     assert stoker("hold", job_id, "--reason", "data").out == f"{job_id} is held (queued)\n"
-    assert stoker("list").out.splitlines()[1].split()[3] == "held"
+    assert stoker("list").out.splitlines()[1].split()[2] == "held"
     assert stoker("release", job_id, "-o", "json").document["held"] is False
     assert stoker("priority", job_id, "-5").out == f"{job_id} has priority -5 (queued)\n"
     assert "queue default, priority -5" in stoker("get", job_id).out

@@ -59,6 +59,14 @@ def test_ids_are_whole_on_a_narrow_terminal() -> None:
     assert all(line.startswith("job-0123456789abcdef ") and " failed " in line for line in lines[1:])
 
 
+def test_queues_are_named_in_the_list_only_when_there_are_several() -> None:
+    for jobs, named in (([job(), job()], False), ([job(), job(queue="vision")], True)):
+        out, text = console()
+        out.print(jobs_table(jobs))
+        assert ("queue" in text.getvalue()) == named
+        assert ("vision" in text.getvalue()) == named
+
+
 def test_a_problem_says_where_what_and_what_to_do() -> None:
     out, text = console()
     hinted = FieldError(

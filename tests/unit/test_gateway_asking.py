@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.builders import joined
 from tests.unit.gateway_api import SPEC, gateway
 from tests.unit.gateway_scheduler import NO_ROOM, PLANNED, QUEUES, Refusal, SchedulerTwin
 from tests.unit.test_gateway_views import finished
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -49,10 +51,24 @@ async def test_without_a_scheduler_the_last_reasons_in_the_log_are_told_as_what_
 
 
 async def test_what_the_scheduler_refuses_to_explain_is_told_beside_what_is_known(memory: Bus) -> None:
-    no = Refusal(problem=problem("not_found", "not read yet"))
+    no = Refusal(problem=problem("internal", "the pass failed"))
     async with gateway(memory) as api, SchedulerTwin(no).on(memory):
         told = (await api.http.get(f"/v1/jobs/{await api.submit()}/explanation")).json()
-    assert (told["state"], told["reasons"], told["unanswered"]["detail"]) == ("queued", [], "not read yet")
+    assert (told["state"], told["reasons"], told["unanswered"]["detail"]) == ("queued", [], "the pass failed")
+
+
+async def test_a_scheduler_that_has_not_read_of_the_job_yet_is_asked_again(memory: Bus) -> None:
+    late = SchedulerTwin(Refusal(problem=problem("not_found", "There is no such job")))
+    async with gateway(memory) as api, late.on(memory):
+        job_id = await api.submit()
+        never = (await api.http.get(f"/v1/jobs/{job_id}/explanation")).json()
+        assert (never["state"], never["unanswered"]["code"]) == ("queued", "scheduler_unavailable")
+        asking = asyncio.create_task(api.http.get(f"/v1/jobs/{job_id}/explanation"))
+        seen = len(late.asked)
+        await until(lambda: len(late.asked) > seen)
+        late.says = None
+        told = (await asking).json()
+    assert (told["unanswered"], told["ahead"]) == (None, 1)
 
 
 async def test_nobody_is_asked_about_a_job_that_is_over(memory: Bus) -> None:

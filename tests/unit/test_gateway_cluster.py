@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,14 @@ async def test_a_gateway_that_is_behind_asks_the_log_before_it_refuses_a_name(me
         api.views.fold = lambda burst: None  # type: ignore[method-assign]
         await put(api, GOOD)
         assert (await api.http.post("/v1/jobs:validate", json={"spec": SPEC | {"compute": compute}})).status_code == 200
+
+
+def test_the_configuration_in_the_readme_is_one() -> None:
+    blocks = re.findall(r"```yaml\n(queues:.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.DOTALL)
+    for text in blocks:
+        source = CLUSTER.text(text)
+        assert read_cluster(source.value, ZONES, source).queues
+    assert blocks
 
 
 def test_windows_on_the_wall_clock_are_kept_as_they_were_written() -> None:

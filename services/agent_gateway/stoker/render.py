@@ -48,15 +48,16 @@ def cut(text: str) -> Text:
 
 
 def jobs_table(jobs: list[dict[str, Any]]) -> Table:
-    columns = ("job", "experiment", "queue", "state", "GPUs", "step", "submitted", "why")
+    queues = any(job["queue"] != "default" for job in jobs)
+    columns = ("job", "experiment", *(("queue",) if queues else ()), "state", "GPUs", "step", "submitted", "why")
     table = table_of(*columns, yielding=("experiment", "why"))
     for job in jobs:
         why = job["problem"]["detail"] if job.get("problem") else ""
         why = job["reasons"][0]["message"] if job.get("reasons") else why
         table.add_row(
-            job["job_id"], cut(job["experiment_name"]), escape(job["queue"]), styled(job_state(job)),
-            str(job["spec"]["compute"]["num_accelerators"]), str(job["step"] if job["step"] is not None else "-"),
-            clock(job["submitted_ms"]), cut(why),
+            job["job_id"], cut(job["experiment_name"]), *((escape(job["queue"]),) if queues else ()),
+            styled(job_state(job)), str(job["spec"]["compute"]["num_accelerators"]),
+            str(job["step"] if job["step"] is not None else "-"), clock(job["submitted_ms"]), cut(why),
         )  # fmt: skip
     return table
 

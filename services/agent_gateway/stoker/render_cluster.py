@@ -28,22 +28,24 @@ def span(ms: float) -> str:
 
 
 def queues_table(told: Row) -> Table:
-    columns = ("queue", "share", "used", "nominal", "limit", "borrowed", "lent", "active", "waiting", "past")
-    table = table_of(*columns, yielding=())
+    table = table_of(
+        "queue", "share", "used", "nominal", "borrowed", "lent", "active", "waiting", "GPU-h", yielding=("queue",)
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
     depth: dict[str | None, int] = {None: -1}
     for queue in told["queues"]:  # parents before children
         depth[queue["name"]] = depth.get(queue["parent"], -1) + 1
         closed = "" if queue["window_open"] else " (closed)"
+        waiting = f"{queue['waiting_jobs']} ({gpus(queue['waiting_gpus'])})" if queue["waiting_jobs"] else "-"
         table.add_row(
-            escape("  " * depth[queue["name"]] + queue["name"] + closed), f"{queue['share'] / 10:g} %",
-            gpus(queue["used"]), gpus(queue["nominal"]), gpus(queue["limit"]), gpus(queue["borrowed"]),
-            gpus(queue["lent"]), f"{queue['active_jobs']} jobs",
-            f"{queue['waiting_jobs']} jobs, {gpus(queue['waiting_gpus'])} GPUs",
-            f"{queue['past_gpu_hours']:.1f} GPU-h",
+            cut("  " * depth[queue["name"]] + queue["name"] + closed), f"{queue['share'] / 10:g} %",
+            gpus(queue["used"]), gpus(queue["nominal"]), gpus(queue["borrowed"]), gpus(queue["lent"]),
+            str(queue["active_jobs"]), waiting, f"{queue['past_gpu_hours']:.1f}",
         )  # fmt: skip
     table.caption = (
-        f"{gpus(told['gpus'])} GPUs, {gpus(told['gpus_free'])} free, {gpus(told['gpus_claimed'])} claimed; "
-        f"cluster version {told['version']}"
+        f"{gpus(told['gpus'])} GPUs, {gpus(told['gpus_free'])} free, {gpus(told['gpus_claimed'])} claimed; used, "
+        f"nominal, borrowed, lent in GPUs; active in jobs, waiting in jobs (GPUs); cluster version {told['version']}"
     )
     table.caption_justify = "left"
     return table
@@ -68,7 +70,7 @@ def print_queue(console: Console, queue: Row) -> None:
         for shape in queue["shapes"]:
             table.add_row(
                 escape(shape["shape"]), escape(shape["priority_class"]), str(shape["jobs"]), gpus(shape["gpus"]),
-                span(shape["waiting_ms"]), escape(shape["first_job"]), cut(f"{shape['reason']}: {shape['message']}"),
+                span(shape["waiting_ms"]), escape(shape["first_job"]), escape(f"{shape['reason']}: {shape['message']}"),
             )  # fmt: skip
         console.print(table)
 
@@ -115,9 +117,11 @@ def print_plan(console: Console, plan: Row) -> None:
 
 
 def estimate(told: Row) -> str:
-    """When it starts, and behind how many."""
+    """When it may start, and behind how many jobs."""
     at, ahead = told["starts_ms"], told["ahead"]
-    when = "" if at is None else f", in about {span(max(0, at - told['at_ms']))}"
+    if at is not None and at <= told["at_ms"]:
+        return ", about to start"
+    when = "" if at is None else f", in about {span(at - told['at_ms'])}"
     return when + (f", behind {ahead} job{'s' if ahead != 1 else ''}" if ahead else "")
 
 
