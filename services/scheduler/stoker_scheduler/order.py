@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedList
 
-from .quota import ROOT, Tree, share
+from .quota import ROOT, Tree, own_held, own_nominal, share
 from .state import Job, State
 from .usage import ALL, Usage
 from .waiting import Key, Lane
@@ -123,7 +123,7 @@ class Walk:
         if heap:
             _, key, at = heap[0]
             candidate = Candidate(self.state.jobs[key[3]], name, self._lanes[at].lane)
-            own = (False, self._own_share(name, candidate.job), candidate.job.seq)
+            own = self._own_rank(name, candidate.job)
             if best is None or own < best[0]:
                 best = (own, candidate)
         if best is not None and name != ROOT:
@@ -140,12 +140,17 @@ class Walk:
         told = share(self.tree, self.usage, self.totals, name, extra, self.now_ms, self.half_life_ms)
         return borrows, told, job.seq
 
-    def _own_share(self, name: str, job: Job) -> int:
-        """The share of jobs right in this queue, beside the queues below it."""
-        below = sum(self.usage.of(child) for child in self.tree.children.get(name, ()))
-        if not below:
-            return 0
-        return (self.usage.of(name) - below + job.milli) * 1_000_000 // max(1, self.totals.get(ALL, 0))
+    def _own_rank(self, name: str, job: Job) -> Rank:
+        """Jobs right in this queue stand beside the queues below it like one more of them, with what these leave."""
+        if name not in self.tree.children:
+            return False, 0, job.seq
+        borrows = False
+        for model, milli in asked_of(job).items():
+            nominal = own_nominal(self.tree, name, model)
+            if nominal is not None:
+                borrows = borrows or own_held(self.tree, self.usage, name, model) + milli > nominal
+        held = own_held(self.tree, self.usage, name) + job.milli
+        return borrows, held * 1_000_000 // max(1, self.totals.get(ALL, 0)), job.seq
 
 
 def asked_of(job: Job) -> dict[str, int]:

@@ -159,6 +159,30 @@ def borrowed(tree: Tree, usage: Usage, name: str) -> int:
     return most
 
 
+def own_held(tree: Tree, usage: Usage, name: str, model: str = ALL) -> int:
+    """What jobs right in the queue hold, beside those of the queues below it."""
+    return usage.of(name, model) - sum(usage.of(child, model) for child in tree.children.get(name, ()))
+
+
+def own_nominal(tree: Tree, name: str, model: str = ALL) -> int | None:
+    """What is guaranteed to jobs right in the queue: what its nominal leaves beside those of the queues below it."""
+    bound = tree.bounds[name].get(model)
+    if bound is None or bound.nominal is None:
+        return None
+    below = (tree.bounds[child].get(model) for child in tree.children.get(name, ()))
+    return max(0, bound.nominal - sum(b.nominal or 0 for b in below if b is not None))
+
+
+def own_borrowed(tree: Tree, usage: Usage, name: str) -> int:
+    """How far jobs right in the queue are above what is guaranteed to them."""
+    most = 0
+    for model in tree.bounds[name]:
+        nominal = own_nominal(tree, name, model)
+        if nominal is not None:
+            most = max(most, own_held(tree, usage, name, model) - nominal)
+    return most
+
+
 def share(
     tree: Tree, usage: Usage, capacity: Mapping[str, int], name: str, extra: Mapping[str, int], now_ms: int,
     half_life_ms: int,

@@ -17,7 +17,7 @@ from stoker_proto import Allocation, PreemptRule
 from .board import Board
 from .fragments import WHOLE, Bools
 from .gang import domains
-from .quota import borrowed, refusal
+from .quota import borrowed, own_borrowed, own_held, own_nominal, refusal
 from .state import Attempt, Claim, Job
 from .usage import ALL
 
@@ -184,25 +184,30 @@ class Hunt:
     def reclaimable(self, job: Job, queue: str) -> int:
         """How far the other queue is above its nominal, at the level where both queues part; 0: not at all.
 
-        And the job's own queue must stay inside its nominal there, so that nobody can take it back in turn.
+        And the job's own queue must stay inside its nominal there, so that nobody can take it back in turn. Where one
+        queue is above the other, its own jobs stand for it.
         """
         tree, usage = self.board.tree, self.board.usage
         mine, theirs = usage.path(job.queue)[::-1], usage.path(queue)[::-1]
         level = 0
         while level < min(len(mine), len(theirs)) and mine[level] == theirs[level]:
             level += 1
-        if level >= len(mine) or level >= len(theirs):
-            return 0
-        bound = tree.bounds[mine[level]]
         asked = {ALL: job.milli, **({job.demand.models[0]: job.milli} if len(job.demand.models) == 1 else {})}
         guaranteed = False
         for model, milli in asked.items():
-            own = bound.get(model)
-            if own is not None and own.nominal is not None:
-                if usage.of(mine[level], model) + milli > own.nominal:
+            if level < len(mine):
+                bound = tree.bounds[mine[level]].get(model)
+                nominal, used = bound.nominal if bound else None, usage.of(mine[level], model)
+            else:
+                nominal, used = own_nominal(tree, job.queue, model), own_held(tree, usage, job.queue, model)
+            if nominal is not None:
+                if used + milli > nominal:
                     return 0
                 guaranteed = True
-        return max(0, borrowed(tree, usage, theirs[level])) if guaranteed else 0
+        if not guaranteed:
+            return 0
+        over = borrowed(tree, usage, theirs[level]) if level < len(theirs) else own_borrowed(tree, usage, queue)
+        return max(0, over)
 
     def _protected_until(self, job: Job, attempt: Attempt) -> int:
         """From when on the job may be preempted, by the log's clock."""
