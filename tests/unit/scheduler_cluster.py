@@ -21,7 +21,8 @@ class Cluster:
 
     def __init__(self, timing: Timing | None = None, *, check: bool = False) -> None:
         self.log = ListLog()
-        self.scheduler = Scheduler(timing or Timing())
+        self._timing = timing or Timing()
+        self.scheduler = Scheduler(self._timing)
         self._check = check
 
     def fold(self, event: Event) -> None:
@@ -48,6 +49,12 @@ class Cluster:
     def later(self, ms: int) -> list[Event]:
         self.log.at_ms += ms
         return self.decide()
+
+    def restart(self) -> None:
+        """A new scheduler takes over: all it knows is the log."""
+        self.scheduler = Scheduler(self._timing)
+        for recorded in self.log.records:
+            self.scheduler.evolve(recorded)
 
     def nodes(self, *names: str, gpus: int = 2) -> None:
         for name in names:

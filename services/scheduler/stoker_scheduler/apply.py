@@ -160,6 +160,11 @@ def _stop(state: State, action: Stop, recorded: Recorded) -> bool:
         return False
     if attempt.stop is not None:
         return False
+    if action.reason == "lost" and not any(p.lost for p in attempt.parts):
+        if attempt.running_ms is not None:
+            return False  # it started after all
+        for node in attempt.silent:
+            strike(state, node, job.id)
     preempted = action.reason == "preempted"
     if preempted:
         recent = tuple(t for t in state.preempted_ms if t > recorded.at_ms - REMEMBERED_MS)
@@ -172,6 +177,14 @@ def _stop(state: State, action: Stop, recorded: Recorded) -> bool:
         preemptions=job.preemptions + preempted,
     )
     return True
+
+
+def strike(state: State, name: str, job_id: str) -> None:
+    """Note that the job could not be started on the node."""
+    node = state.nodes.get(name)
+    if node and job_id not in node.strikes:
+        state.nodes[name] = node._replace(strikes=(*node.strikes, job_id))
+        state.layout += 1
 
 
 def _requeue(state: State, action: Requeue, recorded: Recorded) -> bool:

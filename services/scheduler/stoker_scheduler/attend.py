@@ -18,7 +18,8 @@ AT_ONCE: tuple[StopReason, ...] = ("peer_failed", "preflight_failed")
 class Watch:
     """When each active job needs something, kept from pass to pass: only what changed or is due is looked at.
 
-    A job is replaced whole when anything about it changes; nodes and configuration change the layout.
+    A job is replaced whole when anything about it changes; nodes and configuration change the layout. All timers are
+    looked at anew when the leader changes.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class Watch:
     def waking(self, board: Board, timing: Timing) -> list[Job]:
         """Jobs to look at now, in the order of their placement."""
         state = board.state
-        under = (board.layout.version, tuple(state.windows.items()), timing)
+        under = (board.layout.version, state.led_seq, tuple(state.windows.items()), timing)
         if state is not self._state or under != self._under:
             self._state, self._under, self._due, self._heap = state, under, {}, []
             names = set(state.active)

@@ -44,9 +44,11 @@ def backoff_ms(retries: int) -> int:
     return 0 if retries == 0 else min(60_000, 1000 * 2**retries)
 
 
-def conclude(job: Job, attempt: Attempt, now_ms: int) -> Finish | Requeue | Wait:
-    """What follows from an attempt whose GPUs are all released."""
-    ended_ms = max(p.released_ms or 0 for p in attempt.parts)
+def conclude(job: Job, attempt: Attempt, now_ms: int, heard_ms: int = 0) -> Finish | Requeue | Wait:
+    """What follows from an attempt whose GPUs are all released. What is still to be told has its time from `heard_ms`
+    on, when the present leader began: before, perhaps nobody could tell anything.
+    """
+    ended_ms = max(heard_ms, *(p.released_ms or 0 for p in attempt.parts))
     if not _complete(attempt) and now_ms < ended_ms + SEAL_WAIT_MS:
         return Wait(ended_ms + SEAL_WAIT_MS)
     if all(p.exited and p.exited.outcome == "ok" for p in attempt.parts):
@@ -65,7 +67,8 @@ def conclude(job: Job, attempt: Attempt, now_ms: int) -> Finish | Requeue | Wait
             return _retry(job, attempt, failed.outcome, made, (failed.node,), now_ms)
         if not told.retry and told.outcome not in job.spec.limits.retries:
             return Finish(job_id=job.id, state="failed", outcome=told.outcome, problem=told.problem)
-        return _retry(job, attempt, told.outcome, told.problem, told.exclude_nodes, now_ms)
+        refused = (failed.node,) if told.outcome == "launch_rejected" else ()
+        return _retry(job, attempt, told.outcome, told.problem, told.exclude_nodes or refused, now_ms)
     return _after_stop(job, attempt, now_ms)
 
 
@@ -101,8 +104,7 @@ def _after_stop(job: Job, attempt: Attempt, now_ms: int) -> Finish | Requeue:
         made = problem("gpu_fault", f"{_named(attempt)} was quarantined while the attempt ran")
         return _retry(job, attempt, "infra_gpu", made, nodes if len(nodes) == 1 else (), now_ms)
     made = problem("launch_rejected", f"The attempt did not start in time ({attempt.stop or 'no report'})")
-    silent = tuple(p.allocation.node for p in attempt.parts if p.started_ms is None)
-    return _retry(job, attempt, "launch_rejected", made, silent if len(silent) < len(attempt.parts) else (), now_ms)
+    return _retry(job, attempt, "launch_rejected", made, attempt.silent, now_ms)
 
 
 def preempted_by(attempt: Attempt) -> str:

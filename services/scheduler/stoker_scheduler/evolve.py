@@ -23,6 +23,7 @@ from stoker_proto import (
     JobFinished,
     JobRequeued,
     JobSubmitted,
+    LeaderElected,
     LogsSealed,
     NodeJoined,
     PendingReasonChanged,
@@ -36,7 +37,7 @@ from stoker_proto import (
     WindowOpened,
 )
 
-from .apply import announcement_key, apply_batch, release_part
+from .apply import announcement_key, apply_batch, release_part, strike
 from .queueing import configure, demand_of, enqueue, first_gates, requeue_with
 from .state import Attempt, Job, Node, Part, State
 
@@ -45,7 +46,9 @@ MIB = 1 << 20
 
 def evolve(state: State, recorded: Recorded) -> State:
     """The state after this event. The state given is consumed."""
-    state.seq, state.at_ms = recorded.seq, max(state.at_ms, recorded.at_ms)
+    if recorded.at_ms < state.at_ms:  # another server of the log, whose clock is behind: time stands still until then
+        recorded = Recorded(recorded.seq, state.at_ms, b"", recorded.event)
+    state.seq, state.at_ms = recorded.seq, recorded.at_ms
     handler = HANDLERS.get(type(recorded.event))
     if handler:
         handler(state, recorded.event, recorded)
@@ -112,7 +115,15 @@ def _reasons(state: State, event: PendingReasonChanged, recorded: Recorded) -> N
 
 def _batch(state: State, event: DecisionBatch, recorded: Recorded) -> None:
     state.decision_seq = recorded.seq
+    if event.based_on_seq < state.led_seq:  # by a leader that was replaced before it wrote
+        state.voided += len(event.actions)
+        return
     apply_batch(state, event, recorded)
+
+
+def _elected(state: State, event: LeaderElected, recorded: Recorded) -> None:
+    if event.service == "scheduler":
+        state.led_seq, state.led_ms = recorded.seq, recorded.at_ms
 
 
 def _announced(state: State, event: AttemptPlaced | JobRequeued | JobFinished | JobBoosted, recorded: Recorded) -> None:
@@ -129,20 +140,23 @@ def _current(state: State, job_id: str, number: int) -> tuple[Job, Attempt] | No
     return job, job.attempt
 
 
-def _part(state: State, event: Any, change: Callable[[Part], Part]) -> None:
+def _part(state: State, event: Any, change: Callable[[Part], Part]) -> bool:
+    """Change the node's part of the present attempt; False when the report is of another one."""
     found = _current(state, event.job_id, event.attempt)
     if found is None:
-        return
+        return False
     job, attempt = found
     if event.fence != attempt.fence:
         state.ignored += 1
-        return
+        return False
     parts = tuple(change(p) if p.allocation.node == event.node else p for p in attempt.parts)
     state.change(job.id, attempt=attempt._replace(parts=parts))
+    return True
 
 
 def _started(state: State, event: AttemptStarted, recorded: Recorded) -> None:
-    _part(state, event, lambda p: p if p.started_ms is not None else p._replace(started_ms=recorded.at_ms))
+    if not _part(state, event, lambda p: p if p.started_ms is not None else p._replace(started_ms=recorded.at_ms)):
+        return
     node = state.nodes.get(event.node)
     if node and node.strikes:
         state.nodes[event.node] = node._replace(strikes=())
@@ -156,17 +170,9 @@ def _saved(state: State, event: CheckpointSaved, recorded: Recorded) -> None:
 
 
 def _exited(state: State, event: AttemptExited, recorded: Recorded) -> None:
-    _part(state, event, lambda p: p if p.exited else p._replace(exited=event))
-    if event.outcome == "launch_rejected" and event.asked is None:
+    current = _part(state, event, lambda p: p if p.exited else p._replace(exited=event))
+    if current and event.outcome == "launch_rejected" and event.asked is None:
         strike(state, event.node, event.job_id)
-
-
-def strike(state: State, name: str, job_id: str) -> None:
-    """Note that the job could not be started on the node."""
-    node = state.nodes.get(name)
-    if node and job_id not in node.strikes:
-        state.nodes[name] = node._replace(strikes=(*node.strikes, job_id))
-        state.layout += 1
 
 
 def _released(state: State, event: AttemptReleased, recorded: Recorded) -> None:
@@ -219,8 +225,9 @@ def _verdict(state: State, event: VerdictEvent, recorded: Recorded) -> None:
         return
     verdict = event.verdict
     strikes = () if verdict == "ready" else node.strikes
+    since_ms = node.since_ms if verdict == node.verdict else recorded.at_ms
     state.nodes[event.node] = node._replace(
-        verdict=verdict, verdict_seq=recorded.seq, since_ms=recorded.at_ms, reason=event.reason, strikes=strikes
+        verdict=verdict, verdict_seq=recorded.seq, since_ms=since_ms, reason=event.reason, strikes=strikes
     )
     state.layout += 1
     if verdict in ("degraded", "quarantined"):
@@ -259,6 +266,7 @@ HANDLERS: dict[type[Event], Callable[[State, Any, Recorded], None]] = {
     WindowClosed: _window,
     PendingReasonChanged: _reasons,
     DecisionBatch: _batch,
+    LeaderElected: _elected,
     AttemptPlaced: _announced,
     JobRequeued: _announced,
     JobFinished: _announced,

@@ -23,6 +23,8 @@ class Saved(NamedTuple):
     seq: int
     at_ms: int
     decision_seq: int
+    led_seq: int
+    led_ms: int
     cluster: Cluster
     version: int
     windows: dict[str, bool]
@@ -62,6 +64,8 @@ def dump(state: State) -> bytes:
         seq=state.seq,
         at_ms=state.at_ms,
         decision_seq=state.decision_seq,
+        led_seq=state.led_seq,
+        led_ms=state.led_ms,
         cluster=state.cluster,
         version=state.version,
         windows=state.windows,
@@ -97,7 +101,8 @@ def load(data: bytes) -> State:
     saved = SAVED.validate_json(data)
     ends = [OVER.setdefault((over.state, over.outcome), over) for over in saved.ends]
     state = State(
-        seq=saved.seq, at_ms=saved.at_ms, decision_seq=saved.decision_seq, cluster=saved.cluster,
+        seq=saved.seq, at_ms=saved.at_ms, decision_seq=saved.decision_seq, led_seq=saved.led_seq, led_ms=saved.led_ms,
+        cluster=saved.cluster,
         version=saved.version, windows=saved.windows, jobs={job.id: job for job in saved.jobs},
         over=dict(zip(saved.over, [ends[at] for at in saved.ended], strict=True)),
         active=dict.fromkeys(saved.active), gated=dict.fromkeys(saved.gated), ending=dict.fromkeys(saved.ending),

@@ -113,6 +113,12 @@ class Attempt(NamedTuple):
         return exits[0] if exits else None
 
     @property
+    def silent(self) -> tuple[str, ...]:
+        """Nodes that did not start when others did; when none of several did, nobody knows which one it was."""
+        found = tuple(p.allocation.node for p in self.parts if p.started_ms is None)
+        return found if len(found) < len(self.parts) or len(found) == 1 else ()
+
+    @property
     def running_ms(self) -> int | None:
         """When the last node of the gang started."""
         starts = [p.started_ms for p in self.parts]
@@ -208,6 +214,8 @@ class State:
     seq: int = 0
     at_ms: int = 0
     decision_seq: int = 0
+    led_seq: int = 0  # since when the present leader leads: what was decided before is void, and its timers begin here
+    led_ms: int = 0
     cluster: Cluster = field(default_factory=Cluster)
     version: int = 0
     windows: dict[str, bool] = field(default_factory=dict)
@@ -270,7 +278,7 @@ class State:
 def state_hash(state: State) -> str:
     """The same log gives the same hash, in every process."""
     parts = [
-        (state.seq, state.decision_seq, state.version, state.voided, state.ignored),
+        (state.seq, state.decision_seq, state.led_seq, state.led_ms, state.version, state.voided, state.ignored),
         state.cluster,
         list(state.windows.items()),
         list(state.jobs.values()),
