@@ -43,13 +43,14 @@ class Scheduler:
     schema = "2"  # of the fold: code that folds otherwise changes it
     wants = frozenset(cls.type_name for cls in HANDLERS)
 
-    def __init__(self, timing: Timing, calendar: Calendar = turn, check_every: int = 0) -> None:
+    def __init__(self, timing: Timing, calendar: Calendar = turn, check_every: int = 0, *, tells: bool = True) -> None:
         self.state = State()
         self.layouts = Layouts()
         self.watch = Watch()
         self._timing = timing
         self._calendar = calendar
         self._check_every = check_every
+        self._tells = tells  # why jobs wait
         self._due_ms: int | None = None
         self._told_ms: dict[str, int] = {}
 
@@ -69,7 +70,7 @@ class Scheduler:
 
     def cycle(self, now_ms: int) -> Cycle:
         """A pass over the present state, that has been run."""
-        cycle = Cycle(self.state, now_ms, self._timing, self.layouts, self.watch)
+        cycle = Cycle(self.state, now_ms, self._timing, self.layouts, self.watch, tells=self._tells)
         cycle.run()
         return cycle
 
@@ -85,7 +86,8 @@ class Scheduler:
         if done.actions:
             batch = DecisionBatch(based_on_seq=state.seq, actions=tuple(done.actions))
             out.append(Decision(batch, Expect(DECISIONS, state.decision_seq), None))
-        out += [Decision(event, None, None) for event in self._changed_reasons(cycle, now_ms)]
+        if self._tells:
+            out += [Decision(event, None, None) for event in self._changed_reasons(cycle, now_ms)]
         self._due_ms = done.due_ms
         return out
 

@@ -6,6 +6,9 @@ keep GPUs for it, or stop others for it, or say why it waits. A lane whose first
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec
+
 from stoker_proto import Allocation, Boost, Place, Reason, Stop, Unclaim
 from stoker_proto import Claim as ClaimAction
 
@@ -34,6 +37,7 @@ MOST_ALLOCATIONS = 1_000  # in one batch, some 700 bytes each: beyond a megabyte
 MOST_HUNTS = 24  # looks for victims in one pass, each by another lane
 LOOK_BEHIND = 64  # jobs behind a blocked one of their lane that may fit in before a claim starts
 MINUTE_MS = 60_000
+P = ParamSpec("P")
 
 
 def schedule(state: State, now_ms: int, timing: Timing, layouts: Layouts | None = None) -> Pass:
@@ -44,7 +48,10 @@ def schedule(state: State, now_ms: int, timing: Timing, layouts: Layouts | None 
 class Cycle:
     """One pass. `out` is what it decides; the board is what is left to give out."""
 
-    def __init__(self, state: State, now_ms: int, timing: Timing, layouts: Layouts, watch: Watch | None = None) -> None:
+    def __init__(
+        self, state: State, now_ms: int, timing: Timing, layouts: Layouts, watch: Watch | None = None, *,
+        tells: bool = True,
+    ) -> None:  # fmt: skip
         self.state = state
         self.now_ms = now_ms
         self.timing = timing
@@ -55,6 +62,7 @@ class Cycle:
         self.hunt = Hunt(self.board)
         self.forecast = Forecast(self.board)
         self.context = Context(self.board, self.forecast)
+        self._tells = tells
         self._hunts = 0
         self._allocations = 0
         self._lanes: dict[tuple[str, Lane], tuple[Reason, ...]] = {}
@@ -202,13 +210,13 @@ class Cycle:
             return
         if claim is not None:
             self.board.keep(claim)
-            self._told_alone(candidate, self.context.claimed(job, claim))
+            self._told_alone(candidate, self._told(self.context.claimed, job, claim))
         elif not lesser and self._evict(candidate):
             return
         elif refused is not None:
-            self._refused(candidate, quota_reasons(self.board, job, refused))
+            self._refused(candidate, self._told(quota_reasons, self.board, job, refused))
         elif not self._fill(candidate, job) and not self._reserve(candidate):
-            self._blocked(candidate, why_not_placed(self.context, job))
+            self._blocked(candidate, self._told(why_not_placed, self.context, job))
 
     def _put(self, candidate: Candidate, claim: Claim | None) -> tuple[bool, Refusal | None]:
         """Place the job, whose own claim is open, on GPUs that are free; else what quota has against it."""
@@ -288,11 +296,20 @@ class Cycle:
         """Nobody of the lane fits; but some that will be gone soon may fit in before a claim starts."""
         self._tell_lane(candidate, reasons)
         if any(claim.starts_ms is not None for claim in self.board.claims.values()):
-            for key in self.walk.behind(candidate, LOOK_BEHIND):
-                other = self.state.jobs[key[3]]
-                if other.id not in self.board.claims:
-                    self._fill(candidate, other)
+            self._fill_behind(candidate)
         self.walk.drop_lane(candidate)
+
+    def _fill_behind(self, candidate: Candidate) -> None:
+        tried_ms = ENDLESS  # one of the lane that would be gone by then found no place: one that stays longer won't
+        for key in self.walk.behind(candidate, LOOK_BEHIND):
+            other = self.state.jobs[key[3]]
+            ends_ms = gone_by(self.board, other)
+            if ends_ms < tried_ms and other.id not in self.board.claims and not self._fill(candidate, other):
+                tried_ms = ends_ms
+
+    def _told(self, why: Callable[P, tuple[Reason, ...]], *about: P.args, **more: P.kwargs) -> tuple[Reason, ...]:
+        """Reasons, unless nobody wants them: they cost more than decisions."""
+        return why(*about, **more) if self._tells else ()
 
     def _told_alone(self, candidate: Candidate, reasons: tuple[Reason, ...]) -> None:
         """It waits for GPUs that are its own: the next of its lane may find others, or evict, or have some kept too."""
@@ -351,7 +368,7 @@ class Cycle:
         if found is None:
             return False
         self._claim(candidate.job, found.claim, found)
-        self._told_alone(candidate, self.context.claimed(candidate.job, found.claim))
+        self._told_alone(candidate, self._told(self.context.claimed, candidate.job, found.claim))
         return True
 
     def _eviction(self, job: Job) -> Eviction | None:
@@ -403,7 +420,7 @@ class Cycle:
             return False
         self._count(job, claim)
         self._keep(claim)
-        self._told_alone(candidate, self.context.claimed(job, claim))
+        self._told_alone(candidate, self._told(self.context.claimed, job, claim))
         return True
 
 
