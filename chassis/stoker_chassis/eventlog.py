@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -83,6 +83,13 @@ class EventLog(Protocol):
         """Append once, even when an answer is lost: the envelope's id makes retries safe.
 
         Raises Conflict, Unavailable (after retries of several seconds) or Refused.
+        """
+        ...
+
+    async def append_all(self, envelopes: Sequence[Envelope]) -> list[Appended]:
+        """Append events of which none depends on another, cheaper than one by one; each once, as `append` does.
+
+        Raises Unavailable or Refused, and some may lie in the log then.
         """
         ...
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -16,7 +16,9 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 import nats
 from stoker_proto import Envelope, Recorded, decode, decoder, encode, event_id, subjects
 
+from . import jetstream_batch
 from .eventlog import START, Appended, Burst, Conflict, Diverged, Expect, Position, Refused, Unavailable
+from .jetstream_batch import Message
 from .jetstream_questions import NatsQuestions
 from .jetstream_stores import JetStreamBlobs, JetStreamBoard, JetStreamLease, JetStreamTelemetry
 from .reader import StreamGone, bursts_of, follow_stream
@@ -72,6 +74,21 @@ class JetStreamLog:
             await asyncio.sleep(pause)
             pause = min(1.0, pause * 2)
 
+
+    async def append_all(self, envelopes: Sequence[Envelope]) -> list[Appended]:
+        landed: list[Appended] = []
+        for first in range(0, len(envelopes), jetstream_batch.MOST):
+            some = envelopes[first : first + jetstream_batch.MOST]
+            upto = await self._commit(some) if len(some) >= jetstream_batch.LEAST else None
+            if upto is None:
+                landed += await asyncio.gather(*(self.append(envelope) for envelope in some))
+            else:
+                landed += [Appended(seq) for seq in range(upto - len(some) + 1, upto + 1)]
+        return landed
+
+    async def _commit(self, envelopes: Sequence[Envelope]) -> int | None:
+        messages = [Message(e.subject, encode(with_trace(e)), e.id) for e in envelopes]
+        return await jetstream_batch.commit(self._nc, messages)
     async def _landed(self, envelope: Envelope, expect: Expect) -> Appended | None:
         """After a refused guard: did an earlier try of ours land? One replica checks the guard before the id.
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from stoker_proto import Envelope, Recorded, decode, encode
@@ -70,6 +70,9 @@ class MemoryLog:
         self._ids[envelope.id] = self._last[envelope.subject] = seq
         self._bell.ring()
         return Appended(seq)
+
+    async def append_all(self, envelopes: Sequence[Envelope]) -> list[Appended]:
+        return [await self.append(envelope) for envelope in envelopes]
 
     async def end(self) -> int:
         return len(self._records)

@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 from stoker_proto import Envelope, Event, LeaderElected, Recorded
 
 from .clock import LogClock, stamp
-from .eventlog import START, Appended, Burst, Conflict, Expect, Position, Unavailable
+from .eventlog import START, Burst, Conflict, Expect, Position, Unavailable
 from .resume import EVERY, Keeper, Snapshotting, resume
 from .stores import Bus, Snapshots
 from .telemetry import span
@@ -31,7 +31,6 @@ LEASE_TTL_S = 3
 RENEW_S = 1.0
 RETRY_S = 1.0
 HELD = 2_000
-AT_ONCE = 256  # events on their way to the log together
 log = logging.getLogger(__name__)
 
 
@@ -273,26 +272,18 @@ class _Loop:
     async def _append(self, decisions: list[Decision]) -> int:
         """One after the other; but those in a row without a guard together, since nothing depends on their order."""
         upto = 0
-        for guarded, several in groupby(decisions, lambda decision: decision.expect is not None):
-            for batch in batched(several, 1 if guarded else AT_ONCE):
-                landed = await asyncio.gather(*(self._land(decision) for decision in batch), return_exceptions=True)
-                upto = max([upto, *(found.seq for found in landed if isinstance(found, Appended))])
-                for found in landed:
-                    if isinstance(found, Conflict):
-                        log.info("%s: %s", self.source, found)
-                        return max(upto, found.actual)
-                    if isinstance(found, Unavailable):
-                        self._later(found)
-                        return upto
-                    if isinstance(found, BaseException):
-                        raise found
+        for expect, several in groupby(decisions, lambda decision: decision.expect):
+            envelopes = [self._stamped(decision.event, decision.id) for decision in several]
+            try:
+                if expect is None:
+                    landed = await self.bus.log.append_all(envelopes)
+                else:
+                    landed = [await self.bus.log.append(envelope, expect) for envelope in envelopes]
+            except Conflict as conflict:
+                log.info("%s: %s", self.source, conflict)
+                return max(upto, conflict.actual)
+            except Unavailable as error:
+                self._later(error)
+                return upto
+            upto = max(upto, *(found.seq for found in landed))
         return upto
-
-    async def _land(self, decision: Decision) -> Appended:
-        return await self.bus.log.append(self._stamped(decision.event, decision.id), decision.expect)
-
-
-def batched(decisions: Iterator[Decision], most: int) -> Iterator[list[Decision]]:
-    """So many at a time."""
-    while batch := list(islice(decisions, most)):
-        yield batch

@@ -258,3 +258,25 @@ async def test_follow_refuses_a_position_of_another_log(log: EventLog, position:
     await fill(log, 3)
     with pytest.raises(Diverged):
         await take(log.follow(position), 1)
+
+
+async def test_events_appended_together_lie_in_their_order_and_only_once(log: EventLog) -> None:
+    await log.append(event("n0", id="e3"))
+    many = [event(f"n{i}", id=f"e{i}") for i in range(30)]
+    landed = await log.append_all(many)
+    assert landed[3] == Appended(1, duplicate=True)
+    assert sorted(found.seq for found in landed) == list(range(1, 31))
+    again = await log.append_all(many)
+    assert [found.seq for found in again] == [found.seq for found in landed]
+    assert await log.end() == 30
+    more = await log.append_all([event(f"m{i}") for i in range(700)])
+    assert [found.seq for found in more] == list(range(31, 731))
+    assert [r.envelope.subject for r in [r async for r in log.read(30)]][:2] == [
+        event("m0").subject,
+        event("m1").subject,
+    ]
+
+
+async def test_nothing_appended_together_is_nothing(log: EventLog) -> None:
+    assert await log.append_all([]) == []
+    assert await log.end() == 0
