@@ -21,7 +21,7 @@ from .eventlog import START, Appended, Burst, Conflict, Diverged, Expect, Positi
 from .jetstream_batch import Message
 from .jetstream_questions import NatsQuestions
 from .jetstream_stores import JetStreamBlobs, JetStreamBoard, JetStreamLease, JetStreamTelemetry
-from .reader import StreamGone, bursts_of, follow_stream
+from .reader import StreamGone, bursts_of
 from .snapshots import StoredSnapshots
 from .stores import Bus
 from .streams import ensure
@@ -30,6 +30,7 @@ from .telemetry import with_trace
 APPEND_S = 10.0
 TRY_S = 1.0
 RESOLVE_S = 3.0
+MS = 1_000_000  # nanoseconds
 WRONG_LAST_SEQUENCE = 10071
 WRONG_LAST_SEQUENCE_BUSY = 10164
 REFUSED = {10054: "it is larger than the log takes", 10077: "the log is full"}
@@ -74,7 +75,6 @@ class JetStreamLog:
             await asyncio.sleep(pause)
             pause = min(1.0, pause * 2)
 
-
     async def append_all(self, envelopes: Sequence[Envelope]) -> list[Appended]:
         landed: list[Appended] = []
         for first in range(0, len(envelopes), jetstream_batch.MOST):
@@ -89,6 +89,7 @@ class JetStreamLog:
     async def _commit(self, envelopes: Sequence[Envelope]) -> int | None:
         messages = [Message(e.subject, encode(with_trace(e)), e.id) for e in envelopes]
         return await jetstream_batch.commit(self._nc, messages)
+
     async def _landed(self, envelope: Envelope, expect: Expect) -> Appended | None:
         """After a refused guard: did an earlier try of ours land? One replica checks the guard before the id.
 
@@ -126,8 +127,9 @@ class JetStreamLog:
 
     async def read(self, after: int = 0, subject: str = ">") -> AsyncIterator[Recorded]:
         try:
-            async for m in follow_stream(self._nc, subjects.EVENTS, after, subject, wait=False):
-                yield decode(m.payload, seq=m.seq, at_ms=m.at_ms)
+            async for arrived in bursts_of(self._nc, subjects.EVENTS, after, subject, wait=False):
+                for seq, at_ns, _, payload in arrived:
+                    yield decode(payload, seq=seq, at_ms=at_ns // MS)
         except StreamGone as error:
             if error.end is None:
                 raise Unavailable(str(error)) from error
@@ -148,17 +150,17 @@ class JetStreamLog:
 
         try:
             async for arrived in bursts_of(self._nc, subjects.EVENTS, position.seq, ">", verify=verify):
-                seq, found = position.seq, []
-                for m in arrived:
-                    seq += 1
-                    if m.seq != seq:
-                        raise Diverged(f"events {seq} to {m.seq - 1} are missing from the log")
-                    if m.at_ms > at_ms:
-                        at_ms = m.at_ms
-                    recorded = read(m.payload, seq, at_ms)
+                last, found = position.seq, []
+                for seq, at_ns, _, payload in arrived:
+                    if seq != last + 1:
+                        raise Diverged(f"events {last + 1} to {seq - 1} are missing from the log")
+                    last = seq
+                    if at_ns > at_ms * MS:
+                        at_ms = at_ns // MS
+                    recorded = read(payload, seq, at_ms)
                     if recorded is not None:
                         found.append(recorded)
-                position = Position(seq, event_id(arrived[-1].payload), at_ms)
+                position = Position(last, event_id(arrived[-1][3]), at_ms)
                 yield Burst(found, position)
         except StreamGone as error:
             raise Diverged(str(error)) from error

@@ -14,6 +14,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -23,13 +24,21 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from .clock import new_id
-from .wire import Delivered, tap, untap
+from .wire import Run, Stored, tap, untap
 
 BATCH = 1000
 AHEAD = 3
 HEARTBEAT_S = 1.0
 PAUSE_S = 0.1
 log = logging.getLogger(__name__)
+
+
+class Delivered(NamedTuple):
+    """A stored message, and its place in the stream."""
+
+    seq: int
+    subject: str
+    payload: bytes
 
 
 class _Lost(Exception):
@@ -51,7 +60,7 @@ class _Consumer:
         self._nc = nc
         self._sub = sub
         # The queue's own deque: its get() costs more than all the rest of a read, and nothing else takes from it.
-        self._waiting: deque[Msg | list[Delivered]] = sub._pending_queue._queue  # type: ignore[attr-defined]
+        self._waiting: deque[Msg | Run] = sub._pending_queue._queue  # type: ignore[attr-defined]
         self._batch = batch
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
         self._delete = f"$JS.API.CONSUMER.DELETE.{stream}.{name}"
@@ -79,33 +88,34 @@ class _Consumer:
             await self._sub.unsubscribe()
             await self._nc.publish(self._delete, reply=self._sub.subject)
 
-    async def item(self) -> Msg | list[Delivered]:
+    async def item(self) -> Msg | Run:
         """What comes next, or a status; _Lost when even heartbeats have stopped, or the server has forgotten us."""
         queue = self._sub._pending_queue
         for _ in range(10):
             # Not wait_for(): in Python 3.11 it can swallow a cancellation that comes with a message.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_S / 4):
-                    waited: Msg | list[Delivered] = await queue.get()
+                    waited: Msg | Run = await queue.get()
                     return waited
             if self._nc.stats["reconnects"] != self._connection:
                 raise _Lost("reconnected")
         raise _Lost("no heartbeat")
 
-    async def take(self) -> list[Delivered]:
-        """The next stored messages, as many as arrived together; none for a heartbeat or an expired request."""
+    async def take(self) -> Run | None:
+        """The next stored messages, as many as arrived together; None for a heartbeat or an expired request."""
         waiting = self._waiting
         item = waiting.popleft() if waiting else await self.item()
-        if not isinstance(item, list):
+        if not isinstance(item, Run):
             if not item.data and (headers := item.headers) and "Status" in headers:
                 await self._status(headers)
-                return []
-            item = [_delivered(item)]
+                return None
+            item = _run_of(item)
         # Deliveries only count up, so when both ends are right, everything in between is.
-        if item[0].delivery != self._delivered + 1 or item[-1].delivery != self._delivered + len(item):
-            raise _Lost(f"deliveries {item[0].delivery} to {item[-1].delivery} after {self._delivered}")
-        self._delivered += len(item)
-        self._asked -= len(item)
+        count = len(item.messages)
+        if item.first_delivery != self._delivered + 1 or item.last_delivery != self._delivered + count:
+            raise _Lost(f"deliveries {item.first_delivery} to {item.last_delivery} after {self._delivered}")
+        self._delivered += count
+        self._asked -= count
         return item
 
     async def _status(self, headers: dict[str, str]) -> None:
@@ -118,11 +128,12 @@ class _Consumer:
             raise _Lost(f"{status} {headers.get('Description', '')}")
 
 
-def _delivered(msg: Msg) -> Delivered:
+def _run_of(msg: Msg) -> Run:
     """A message that nats-py itself has parsed."""
     # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time ns>.<pending>
     _, _, _, _, _, seq, delivery, at_ns, pending = msg.reply.split(".")
-    return Delivered(int(seq), int(delivery), int(pending), int(at_ns) // 1_000_000, msg.subject, msg.data)
+    message = (int(seq), int(at_ns), msg.subject.encode(), msg.data)
+    return Run(int(delivery), int(delivery), int(pending), [message])
 
 
 async def _end(nc: Client, stream: str, after: int) -> int:
@@ -161,8 +172,8 @@ async def follow_stream(
 ) -> AsyncIterator[Delivered]:
     """Every message of the stream after sequence `after` that matches `subject`, one by one: see `bursts_of`."""
     async for burst in bursts_of(nc, stream, after, subject, wait=wait, batch=batch):
-        for delivered in burst:
-            yield delivered
+        for seq, _, on, payload in burst:
+            yield Delivered(seq, on.decode(), payload)
 
 
 async def bursts_of(
@@ -174,7 +185,7 @@ async def bursts_of(
     wait: bool = True,
     batch: int | None = None,
     verify: Callable[[int], Awaitable[None]] | None = None,
-) -> AsyncIterator[list[Delivered]]:
+) -> AsyncIterator[list[Stored]]:
     """Every message of the stream after sequence `after` that matches `subject`, in order, as they arrive together.
 
     With `wait` for ever, else up to the end at the time of the call. Three times `batch` messages at most lie in
@@ -194,18 +205,18 @@ async def bursts_of(
             consumer, waiting = await _open(nc, stream, last, subject, batch or BATCH)
             await consumer.ask()
             while wait or waiting:
-                burst = await consumer.take()
-                if not burst:
+                run = await consumer.take()
+                if run is None:
                     if not wait:
                         raise _Lost("quiet before the end")
                     continue
-                if until is not None and burst[-1].seq > until:
-                    burst = [delivered for delivered in burst if delivered.seq <= until]
-                    if burst:
-                        yield burst
+                burst = run.messages
+                if until is not None and burst[-1][0] > until:
+                    if within := [stored for stored in burst if stored[0] <= until]:
+                        yield within
                     return
                 yield burst
-                last, waiting = burst[-1].seq, burst[-1].pending
+                last, waiting = burst[-1][0], run.pending
                 if consumer.low:
                     await consumer.ask()
             return

@@ -2,38 +2,30 @@
 
 nats-py spends two thirds of a rebuild on its own bookkeeping: a coroutine, a header table, a queue and a parse of the
 acknowledgement subject for each message. A reader needs none of that, so its subscriptions are tapped: runs of complete
-stored messages for them are cut out of what arrived by one expression each and put into the subscription's queue as one
-list. Everything else, and whatever does not look exactly as expected, is left to nats-py's parser.
+stored messages for them are cut out of what arrived and put into the subscription's queue as one `Run`. Everything
+else, and whatever does not look exactly as expected, is left to nats-py's parser.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
-# A stored message: $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time ns>.<pending>
-_STORED = re.compile(
-    rb"H?MSG (\S+) (\d+) \$JS\.ACK\.[^. ]+\.[^. ]+\.\d+\.(\d+)\.(\d+)\.(\d+)\.(\d+) (?:(\d+) )?(\d+)\r\n"
-)
+Stored = tuple[int, int, bytes, bytes]
+"""A stored message: its sequence, the server's time of storing it in nanoseconds, its subject and its payload."""
 
 
-class Delivered(NamedTuple):
-    """A stored message and its place: stream sequence, the server's time of storing it, and how many come after it.
+class Run(NamedTuple):
+    """Stored messages that arrived together. Deliveries count what a consumer was given, `pending` what it was not."""
 
-    `delivery` counts what its consumer was given.
-    """
-
-    seq: int
-    delivery: int
+    first_delivery: int
+    last_delivery: int
     pending: int
-    at_ms: int
-    subject: str
-    payload: bytes
+    messages: list[Stored]
 
 
 class _TappedParser(Parser):
@@ -54,36 +46,44 @@ class _TappedParser(Parser):
         await super().parse(data)
 
     def _cut(self, data: bytes) -> tuple[int, bool]:
-        """How many bytes were taken, and whether the rest is the beginning of a message for a tap."""
-        at, size = 0, len(data)
-        run: list[Delivered] = []
-        running = b""
-        partial = False
-        while head := _STORED.match(data, at):
-            subject, sid, seq, delivery, at_ns, pending, headers, length = head.groups()
-            if sid not in self.taps:
-                break
-            start = head.end()
-            end = start + int(length)
-            if end + 2 > size:
-                partial = True
-                break
-            if sid != running:
-                self._put(running, run)
-                run, running = [], sid
-            if headers:
-                start += int(headers)
-            run.append(Delivered(
-                int(seq), int(delivery), int(pending), int(at_ns) // 1_000_000, subject.decode(), data[start:end]
-            ))  # fmt: skip
-            at = end + 2
-        self._put(running, run)
-        return at, partial
+        """How many bytes were taken, and whether the rest is the beginning of a message for a tap.
 
-    def _put(self, sid: bytes, run: list[Delivered]) -> None:
-        if run:
-            self.taps[sid].put_nowait(run)
-            self.nc.stats["in_msgs"] += len(run)
+        The line before a message is `MSG <subject> <sid> <reply> <size>`, or `HMSG <subject> <sid> <reply> <size of
+        headers> <size of all>`. Splitting it costs half of what a regular expression does.
+        """
+        at, size = 0, len(data)
+        messages: list[Stored] = []
+        tapped, first, last = b"", [b""], [b""]
+        while (eol := data.find(b"\r\n", at)) > 0:
+            words = data[at:eol].split()
+            if len(words) == 6 and words[0] == b"HMSG":
+                headers, length = int(words[4]), int(words[5])
+            elif len(words) == 5 and words[0] == b"MSG":
+                headers, length = 0, int(words[4])
+            else:
+                break
+            sid = words[2]
+            place = words[3].split(b".")
+            if sid not in self.taps or len(place) != 9 or place[1] != b"ACK":
+                break
+            end = eol + 2 + length
+            if end + 2 > size:
+                self._put(tapped, first, last, messages)
+                return at, True
+            if sid != tapped:
+                self._put(tapped, first, last, messages)
+                tapped, first, messages = sid, place, []
+            last = place
+            messages.append((int(place[5]), int(place[7]), words[1], data[eol + 2 + headers : end]))
+            at = end + 2
+        self._put(tapped, first, last, messages)
+        return at, False
+
+    def _put(self, sid: bytes, first: list[bytes], last: list[bytes], messages: list[Stored]) -> None:
+        if messages:
+            # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time ns>.<pending>
+            self.taps[sid].put_nowait(Run(int(first[6]), int(last[6]), int(last[8]), messages))
+            self.nc.stats["in_msgs"] += len(messages)
 
 
 def _sid(sub: Subscription) -> bytes:
@@ -91,7 +91,7 @@ def _sid(sub: Subscription) -> bytes:
 
 
 def tap(nc: Client, sub: Subscription) -> None:
-    """From now on runs of stored messages may come into the subscription's queue as lists of `Delivered`."""
+    """From now on stored messages may come into the subscription's queue as `Run`s."""
     parser = nc._ps
     if type(parser) is Parser:
         tapped = _TappedParser(nc)
