@@ -43,7 +43,7 @@ from .scheduler_world import DONE, job_spec, joining
 COHORTS, IN_COHORT = 5, 6
 # Of twenty jobs: how many, GPUs, nodes, milliseconds, class. Kueue's small, medium and large.
 MIX = ((14, 1, 1, 200, "BEST_EFFORT"), (4, 8, 1, 500, "NORMAL"), (2, 8, 2, 1000, "CRITICAL"))
-AT_ONCE = 256
+AT_ONCE = 250
 LIMIT_S = 600.0
 
 
@@ -72,33 +72,30 @@ def submissions(count: int) -> Iterable[JobSubmitted]:
 
 
 class Writer:
-    """Appends events in order, many at once, as many clients together would."""
+    """Appends events of many senders in their order: what has gathered meanwhile goes together, as one write."""
 
     def __init__(self, bus: Bus, source: str) -> None:
         self._bus = bus
         self._source = source
-        self._room = asyncio.Semaphore(AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: list[Event] = []
+        self._news = asyncio.Event()
+        self._lock = asyncio.Lock()
 
-    async def write(self, events: Iterable[Event]) -> None:
-        for event in events:
-            await self._room.acquire()
-            self.soon(event)
+    def write(self, events: Iterable[Event]) -> None:
+        self._waiting += events
+        self._news.set()
 
-    def soon(self, event: Event) -> None:
-        task = asyncio.create_task(self._append(event))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _append(self, event: Event) -> None:
-        try:
-            await self._bus.log.append(stamp(event, self._source))
-        finally:
-            self._room.release()
+    async def run(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self.flush()
 
     async def flush(self) -> None:
-        while self._tasks:
-            await asyncio.gather(*self._tasks)
+        async with self._lock:
+            while self._waiting:
+                some, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
+                await self._bus.log.append_all([stamp(event, self._source) for event in some])
 
 
 class Launchers:
@@ -107,16 +104,15 @@ class Launchers:
     def __init__(self, bus: Bus, jobs: int) -> None:
         self._bus = bus
         self._jobs = jobs
-        self._writer = Writer(bus, "launcher/bench")
+        self.writer = Writer(bus, "launcher/bench")
         self._known: set[tuple[str, str, int]] = set()
         self._started: set[str] = set()
-        self._told: asyncio.Queue[tuple[Event, ...]] = asyncio.Queue()
         self.all_started = asyncio.Event()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
-            tasks.create_task(self._tell())
+            tasks.create_task(self.writer.run())
 
     async def _watch(self) -> None:
         async for payload in self._bus.assignments.watch(">"):
@@ -130,20 +126,16 @@ class Launchers:
             return
         self._known.add(key)
         part = {"job_id": key[1], "attempt": key[2], "node": node, "fence": wanted["fence"]}
-        self._told.put_nowait((AttemptStarted.model_validate(part | {"ranks": (0,)}),))
+        self.writer.write((AttemptStarted.model_validate(part | {"ranks": (0,)}),))
         end = (
             AttemptExited.model_validate(part | {"outcome": "ok", "ranks": DONE}),
             AttemptReleased.model_validate(part | {"proof": "process group gone"}),
             LogsSealed.model_validate(part | {"streams": ()}),
         )
-        asyncio.get_running_loop().call_later(wanted["spec"]["parameters"]["ms"] / 1000, self._told.put_nowait, end)
+        asyncio.get_running_loop().call_later(wanted["spec"]["parameters"]["ms"] / 1000, self.writer.write, end)
         self._started.add(key[1])
         if len(self._started) == self._jobs:
             self.all_started.set()
-
-    async def _tell(self) -> None:
-        while True:
-            await self._writer.write(await self._told.get())
 
 
 async def measure(nodes: int, jobs: int) -> dict[str, Any]:
@@ -153,7 +145,7 @@ async def measure(nodes: int, jobs: int) -> dict[str, Any]:
             writer = Writer(bus, "bench")
             await bus.log.append(stamp(ClusterConfigured(version=1, cluster=cluster(8 * nodes)), "bench"))
             for i in range(nodes):
-                await writer.write(joining(f"node-{i:04d}", "H100", 8, {"rack": f"rack-{i // 16}"}))
+                writer.write(joining(f"node-{i:04d}", "H100", 8, {"rack": f"rack-{i // 16}"}))
             await writer.flush()
             async with scheduler(server.url, folder) as process:
                 launchers = Launchers(bus, jobs)
@@ -161,9 +153,10 @@ async def measure(nodes: int, jobs: int) -> dict[str, Any]:
                 try:
                     async with asyncio.timeout(LIMIT_S):
                         before = cpu_s(process.pid)
-                        await writer.write(submissions(jobs))
+                        writer.write(submissions(jobs))
                         await writer.flush()
                         await launchers.all_started.wait()
+                        await launchers.writer.flush()
                         spent = cpu_s(process.pid) - before
                 finally:
                     running.cancel()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from itertools import islice
 
 from stoker_chassis.clock import LogClock
+from stoker_chassis.eventlog import Unavailable
 from stoker_chassis.hosting import host
 from stoker_chassis.service import lead
 from stoker_chassis.stores import Bus
@@ -19,32 +22,54 @@ from .desired import Desired
 from .settings import SchedulerSettings
 
 AT_ONCE = 256  # nodes whose desired state is on its way together
+RETRY_S = 1.0
+log = logging.getLogger(__name__)
 
 
 class Projector:
-    """Writes each node's desired state when it has changed; a new leader rewrites all of it."""
+    """Writes each node's desired state when it has changed; a new leader rewrites all of it.
+
+    Nothing waits for the writing: when it is slower than the changes are, a node's next write holds several of them.
+    """
 
     def __init__(self, bus: Bus, scheduler: Scheduler) -> None:
         self._bus = bus
         self._scheduler = scheduler
         self._desired = Desired()
         self._unwritten: dict[str, NodeAssignments] = {}
+        self._news = asyncio.Event()
 
     async def after_fold(self, leading: bool) -> None:
         if not leading:
             self._desired, self._unwritten = Desired(), {}
             return
-        self._unwritten |= self._desired.changes(self._scheduler.state)
-        names = list(self._unwritten)
-        for first in range(0, len(names), AT_ONCE):
-            writing = (self._write(name) for name in names[first : first + AT_ONCE])
-            for trouble in await asyncio.gather(*writing, return_exceptions=True):
-                if trouble is not None:
-                    raise trouble
+        changes = self._desired.changes(self._scheduler.state)
+        if changes:
+            self._unwritten |= changes
+            self._news.set()
+            await asyncio.sleep(0)  # first what nodes wait for, then the next decision
 
-    async def _write(self, node: str) -> None:
-        await self._bus.assignments.put(node, self._unwritten[node].model_dump_json().encode())
-        del self._unwritten[node]
+    async def run(self) -> None:
+        """Write for ever."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._unwritten:
+                some = dict(islice(self._unwritten.items(), AT_ONCE))
+                for name in some:
+                    del self._unwritten[name]
+                landed = await asyncio.gather(*(self._write(name) for name in some.values()), return_exceptions=True)
+                failed = [(node, found) for node, found in zip(some, landed, strict=True) if found is not None]
+                for node, found in failed:
+                    if not isinstance(found, Unavailable):
+                        raise found
+                    self._unwritten.setdefault(node, some[node])
+                if failed:
+                    log.warning("desired state of %d nodes: %s", len(failed), failed[0][1])
+                    await asyncio.sleep(RETRY_S)
+
+    async def _write(self, wanted: NodeAssignments) -> None:
+        await self._bus.assignments.put(wanted.node, wanted.model_dump_json().encode())
 
 
 class Desk:
@@ -84,6 +109,7 @@ async def serve(bus: Bus, ready: Callable[[], None], settings: SchedulerSettings
     projector, desk = Projector(bus, scheduler), Desk(scheduler)
     ready()
     async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(projector.run())
         tasks.create_task(
             lead(
                 bus,
