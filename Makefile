@@ -31,6 +31,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.launch
 	$(BIN)/python -m benchmarks.rebuild
 	$(BIN)/python -m benchmarks.submit
+	$(BIN)/python -m benchmarks.preempt
 
 schemas: $(READY)
 	$(BIN)/python -m stoker_proto.generate

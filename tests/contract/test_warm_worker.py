@@ -261,7 +261,7 @@ async def test_a_new_worker_is_another_one_though_it_knows_the_same_socket(worke
         second.wait()
 
 
-async def test_ranks_of_a_worker_with_numpy_and_torch_draw_different_numbers_and_take_their_threads(
+async def test_ranks_of_a_worker_with_numpy_and_torch_draw_different_numbers_and_take_their_threads_and_their_share(
     tmp_path: Path,
 ) -> None:
     argv = [sys.executable, "-m", "stoker_chassis.forkserver", "--socket", str(tmp_path / "w.sock")]
@@ -273,11 +273,17 @@ async def test_ranks_of_a_worker_with_numpy_and_torch_draw_different_numbers_and
         code = "import numpy, torch\nprint(numpy.random.rand(), torch.get_num_threads())\n"
         await worker.run("a", code, OMP_NUM_THREADS="1")
         await worker.run("b", code, OMP_NUM_THREADS="2")
-        await worker.ended("a")
-        await worker.ended("b")
+        # What waits for the first use of CUDA; opening a device before would keep the job from forking.
+        share = "import torch\nprint(torch.cuda.is_initialized(), len(torch.cuda._queued_calls))\n"
+        await worker.run("whole", share)
+        await worker.run("part", share, STOKER_GPU_FRACTION="0.25")
+        for key in ("a", "b", "whole", "part"):
+            assert await worker.ended(key) == Exit(0, None)
     finally:
         process.kill()
         process.wait()
+    (whole, before), (part, after) = worker.out("whole").split(), worker.out("part").split()
+    assert (whole, part, int(after) - int(before)) == ("False", "False", 1)
     (first, one), (second, two) = worker.out("a").split(), worker.out("b").split()
     assert first != second
     assert (one, two) == ("1", "2")

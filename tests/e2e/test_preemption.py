@@ -32,6 +32,14 @@ SLEEPER = Path(__file__).parents[2] / "examples" / "sleeper"
 # Whoever runs may be preempted at once; in real life it first runs for a while.
 CLUSTER = {"scheduling": {"min_run_minutes": 0, "first_checkpoint_minutes": 0}}
 BOTH = {"accelerator_type": "GPU_2xSIM", "num_accelerators": 2}
+BREAKING = """
+import time
+from stoker import training
+print("training", flush=True)
+while not training.should_stop():
+    time.sleep(0.02)
+raise MemoryError("no room for the state")
+"""
 E = TypeVar("E", bound=Event)
 
 
@@ -53,6 +61,15 @@ def victim() -> dict[str, Any]:
 def urgent(command: str) -> dict[str, Any]:
     return {
         "experiment_name": "urgent", "compute": BOTH | {"priority_class": "CRITICAL"}, "command": command,
+    }  # fmt: skip
+
+
+def breaking(folder: Path) -> dict[str, Any]:
+    """A job that runs out of memory while it saves."""
+    (folder / "train.py").write_text(BREAKING)
+    return {
+        "experiment_name": "breaking", "compute": BOTH | {"priority_class": "BEST_EFFORT"},
+        "code_source": {"root_path": "."}, "entrypoint": "train.py",
     }  # fmt: skip
 
 
@@ -123,3 +140,17 @@ async def test_a_critical_job_takes_the_gpus_and_the_one_that_gave_way_loses_not
         "starting at step 0", f"giving way after step {checkpoint.step}", f"starting at step {checkpoint.step}",
         "done after 300 steps",
     ]  # fmt: skip
+
+
+async def test_a_job_that_breaks_while_it_gives_way_has_failed_and_is_not_started_again(
+    system: System, tmp_path: Path
+) -> None:
+    with Client(system.card.url, system.card.token) as client:
+        await asyncio.to_thread(client.configure, CLUSTER)
+        low = (await asyncio.to_thread(client.submit, breaking(tmp_path), code_root=tmp_path))["job_id"]
+        assert (await asyncio.to_thread(first_line, client, low)) == "training"
+        high = (await asyncio.to_thread(client.submit, urgent("true")))["job_id"]
+        assert (await asyncio.to_thread(client.wait, high, timeout=60))["state"] == "succeeded"
+        ended = await asyncio.to_thread(client.wait, low, timeout=60)
+    assert (ended["state"], ended["outcome"], len(ended["attempts"])) == ("failed", "oom", 1)
+    assert ended["problem"]["code"] == "host_oom"

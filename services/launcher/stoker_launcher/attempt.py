@@ -151,7 +151,7 @@ class Attempt:
                 self.tools.settings.address, self.entry.master_port, self.entry.resume_path, self.entry.resume_step
             )
         await self.tools.reports.say(event, *self._key())
-        return await self._gang()
+        return await self.tools.facts.meeting(a, self._stop)
 
     async def _fetch(self) -> None:
         while self.assignment.code is not None and not self._stop.is_set():
@@ -166,33 +166,6 @@ class Attempt:
     def _resumes(self) -> bool:
         asked = self.assignment.spec.outputs.checkpoints
         return asked is not None and asked.resume == "auto"
-
-    async def _gang(self) -> Rendezvous | None:
-        facts = self.tools.facts
-        await self._learn()
-        stopped = asyncio.create_task(self._stop.wait())
-        try:
-            while not self._stop.is_set():
-                news = asyncio.create_task(facts.news())
-                meet = facts.rendezvous(self.assignment)
-                if meet is not None:
-                    news.cancel()
-                    return meet
-                await asyncio.wait([news, stopped], return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
-            return None
-        finally:
-            stopped.cancel()
-
-    async def _learn(self) -> None:
-        while not self._stop.is_set():
-            try:
-                await self.tools.facts.learn(self.assignment)
-            except Unavailable as error:
-                log.warning("%s: %s", self.entry.name, error)
-                await asyncio.sleep(0.5)
-            else:
-                return
 
     async def _end_unstarted(self) -> None:
         if self.entry.exit is None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any, Literal
 
-from stoker_chassis.eventlog import EventLog, Position
+from stoker_chassis.eventlog import EventLog, Position, Unavailable
 from stoker_proto import Assignment, AttemptPrepared, PreflightPassed, Recorded, subjects
 
 from .plan import Rendezvous
+
+log = logging.getLogger(__name__)
 
 
 class Facts:
@@ -46,6 +49,33 @@ class Facts:
             self._passed.add(key)
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+    async def meeting(self, assignment: Assignment, stop: asyncio.Event) -> Rendezvous | None:
+        """The gang's rendezvous as soon as it may start; None when it is to stop before."""
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await self._learn_surely(assignment, stop)
+            while not stop.is_set():
+                news = asyncio.create_task(self.news())
+                meet = self.rendezvous(assignment)
+                if meet is not None:
+                    news.cancel()
+                    return meet
+                await asyncio.wait([news, stopped], return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+            return None
+        finally:
+            stopped.cancel()
+
+    async def _learn_surely(self, assignment: Assignment, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                await self.learn(assignment)
+            except Unavailable as error:
+                log.warning("%s/%d: %s", assignment.job_id, assignment.attempt, error)
+                await asyncio.sleep(0.5)
+            else:
+                return
 
     def news(self) -> Coroutine[Any, Any, Literal[True]]:
         """What to await for news after this call, also when they come before the awaiting begins."""
