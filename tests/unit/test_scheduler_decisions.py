@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker_proto import (
     CancelRequested,
+    ClusterConfigured,
     DecisionBatch,
     JobFailureAttributed,
     JobFinished,
@@ -15,6 +16,7 @@ from stoker_proto import (
     Stop,
     problem,
 )
+from stoker_proto import Cluster as ClusterConfig
 from stoker_scheduler.board import Timing
 from stoker_scheduler.desired import desired
 from tests.builders import exited, joined, ready, released, sealed, submitted
@@ -368,3 +370,18 @@ def test_desired_state_names_what_runs_and_drops_what_is_released() -> None:
     assert [a.want for a in desired(cluster.scheduler.state)["n1"].attempts] == ["stop"]
     cluster.tell(released("j", 1, "n1", cluster.attempt("j").fence))
     assert desired(cluster.scheduler.state)["n1"].attempts == ()
+
+
+def test_what_a_borrower_has_kept_for_it_goes_to_a_queue_that_does_not_borrow() -> None:
+    cluster = Cluster()
+    cluster.nodes("n1", "n2")
+    queues = [{"name": "default"}, {"name": "agents", "gpus": {"nominal": 1}}]
+    cluster.tell(ClusterConfigured(version=1, cluster=ClusterConfig.model_validate({"queues": queues})))
+    borrower = {"compute": {"accelerator_type": "GPU_2xSIM", "num_accelerators": 2, "queue": "agents"}}
+    cluster.tell(*(submitted(name, **borrower) for name in ("a", "b", "kept")))
+    assert cluster.job("kept").reasons[0].code == "reserved"
+    for name in ("a", "b"):
+        cluster.start(name)
+    cluster.tell(submitted("owner", per_node=1))
+    cluster.end("a")
+    assert cluster.places("owner"), "agents is beyond its nominal, default has nothing to give back"
