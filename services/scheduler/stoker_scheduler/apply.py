@@ -28,12 +28,15 @@ from stoker_proto import (
 )
 
 from . import state as entities
+from .ending import INFRA
 from .fragments import WHOLE
 from .queueing import dequeue, drop_claim, enqueue, is_firm, requeue_with, settle_dependents
 from .state import Attempt, Exclusion, Job, Over, Part, State
 
 EXCLUSION_MS = 10 * 60_000
 REMEMBERED_MS = 60_000
+REJOIN_MS = 5 * 60_000  # in which a gang that lost a node finds the other nodes free
+NOT_ITS_OWN = ("node_quarantined", "preflight_failed", "lost")
 MS_IN_HOUR = 3_600_000
 
 
@@ -87,6 +90,14 @@ def _working(state: State, allocation: Allocation) -> bool:
     return node is not None and node.takes_work and node.boot_epoch == allocation.boot_epoch
 
 
+def _as_asked(job: Job, allocations: tuple[Allocation, ...]) -> bool:
+    """Whether this is the whole gang, each of its nodes once and with what the job asks for."""
+    demand = job.demand
+    if not len({a.node for a in allocations}) == len(allocations) == demand.nodes:
+        return False
+    return all(len(a.gpus) == demand.gpus and a.milli == demand.milli for a in allocations)
+
+
 def _free(state: State, job_id: str, allocation: Allocation, over: tuple[str, ...]) -> bool:
     """Whether the GPUs, cores and memory are there, and claimed by nobody whom the job may not go before."""
     at = state.at[allocation.node]
@@ -104,6 +115,8 @@ def _free(state: State, job_id: str, allocation: Allocation, over: tuple[str, ..
 def _place(state: State, action: Place, recorded: Recorded) -> bool:
     job = state.jobs.get(action.job_id)
     if job is None or not _startable(state, job) or action.attempt != job.attempts + 1:
+        return False
+    if not _as_asked(job, action.allocations):
         return False
     if not all(_working(state, a) and _free(state, job.id, a, action.over) for a in action.allocations):
         return False
@@ -176,7 +189,44 @@ def _stop(state: State, action: Stop, recorded: Recorded) -> bool:
         ),
         preemptions=job.preemptions + preempted,
     )
+    if len(attempt.parts) > 1:
+        _keep_for_rejoining(state, job, attempt, action, recorded.at_ms)
     return True
+
+
+def _keep_for_rejoining(state: State, job: Job, attempt: Attempt, stop: Stop, at_ms: int) -> None:
+    """A gang that one node failed comes back whole, and soon: what it has on the others is kept for it so long."""
+    failed = attempt.failed
+    if stop.reason not in NOT_ITS_OWN and not (stop.reason == "peer_failed" and failed and failed.outcome in INFRA):
+        return
+    bad = {*((failed.node,) if failed else ()), *(attempt.preflight_failed or ())}
+    if stop.reason == "lost":
+        bad |= set(attempt.silent)
+    kept = []
+    for part in attempt.parts:
+        allocation = part.allocation
+        if allocation.milli == WHOLE and allocation.node not in bad and _working(state, allocation):
+            keys = [(allocation.node, uuid) for uuid in allocation.gpus]
+            claimers = dict.fromkeys(state.claimed[key] for key in keys if key in state.claimed)
+            if all(_comes_after(state, state.claims[claimer], job) for claimer in claimers):
+                for claimer in claimers:
+                    drop_claim(state, claimer)
+                kept.append(allocation)
+    if not kept:
+        return
+    until_ms = at_ms + stop.grace_ms + REJOIN_MS
+    state.claims[job.id] = entities.Claim(job.id, state.seq, "reserve", tuple(kept), until_ms, until_ms)
+    for allocation in kept:
+        for uuid in allocation.gpus:
+            state.claimed[(allocation.node, uuid)] = job.id
+
+
+def _comes_after(state: State, claim: entities.Claim, job: Job) -> bool:
+    """Whether the claim only waits for natural ends, for a job that would start after this one."""
+    other = state.jobs[claim.job_id]
+    values = {c.name: c.value for c in state.cluster.classes}
+    later = (-values.get(other.class_name, 0), other.seq) > (-values.get(job.class_name, 0), job.seq)
+    return claim.kind == "reserve" and later
 
 
 def strike(state: State, name: str, job_id: str) -> None:

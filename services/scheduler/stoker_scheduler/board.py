@@ -102,13 +102,13 @@ class Board:
         for node, gpus, milli, cpu, memory in taken:
             self.capacity.take(node, gpus, milli, cpu, memory)
         self._kept[claim.job_id] = taken
-        self.charge(claim.job_id, claim.allocations, 1)
+        self._charge_claim(claim, 1)
 
     def open(self, job_id: str) -> None:
         """Give back what a claim keeps."""
         for node, gpus, milli, cpu, memory in self._kept.pop(job_id):
             self.capacity.give(node, gpus, milli, cpu, memory)
-        self.charge(job_id, self.claims[job_id].allocations, -1)
+        self._charge_claim(self.claims[job_id], -1)
 
     def has_free(self, job_ids: tuple[str, ...], job: Job) -> bool:
         """Whether these claims keep enough GPUs that are free now to be worth a look."""
@@ -127,6 +127,23 @@ class Board:
                 charge[model] = charge.get(model, 0) + allocation.milli
         if job.queue in self.tree.queues:
             self.usage.add(job.queue, charge.items(), firm=not self.class_of(job).preemptible, sign=sign)
+
+    def _charge_claim(self, claim: Claim, sign: int) -> None:
+        """Charge what is claimed, except to queues that are charged for it as long as its present holder is there."""
+        job, state = self.state.jobs[claim.job_id], self.state
+        if job.queue not in self.tree.queues:
+            return
+        firm = not self.class_of(job).preemptible
+        charges: dict[frozenset[str], dict[str, int]] = {}
+        for allocation in claim.allocations:
+            gpus, at, owner = state.nodes[allocation.node].gpus, state.at[allocation.node], state.owner[allocation.node]
+            for uuid in allocation.gpus:
+                model = gpus[at[uuid]].model if uuid in at else ""
+                paths = [frozenset(self.usage.path(state.jobs[holder].queue)) for holder in owner.get(uuid, ())]
+                charge = charges.setdefault(frozenset.intersection(*paths) if paths else frozenset(), {})
+                charge[model] = charge.get(model, 0) + allocation.milli
+        for but, charge in charges.items():
+            self.usage.add(job.queue, charge.items(), firm=firm, sign=sign, but=but)
 
     def class_of(self, job: Job) -> PriorityClass:
         return self.tree.class_of(job)

@@ -21,6 +21,7 @@ from .explain import (
     held_back,
     not_looked_at,
     quota_reasons,
+    rejoin_reasons,
     unknown_reasons,
     why_not_placed,
 )
@@ -172,16 +173,28 @@ class Cycle:
     def _drop_dead_claims(self) -> None:
         """A claim keeps its nodes as long as all of them work; else the gang looks anew."""
         for claim in list(self.board.claims.values()):
-            for allocation in claim.allocations:
-                node = self.state.nodes.get(allocation.node)
-                if node is None or not node.takes_work or node.boot_epoch != allocation.boot_epoch:
-                    self.board.drop(claim.job_id)
-                    cause = f"{allocation.node} takes no work now ({node.verdict if node else 'gone'})"
-                    self.out.actions.append(Unclaim(job_id=claim.job_id, cause=cause))
-                    break
+            cause = self._dead(claim)
+            if cause is not None:
+                self.board.drop(claim.job_id)
+                self.out.actions.append(Unclaim(job_id=claim.job_id, cause=cause))
+
+    def _dead(self, claim: Claim) -> str | None:
+        job = self.state.jobs[claim.job_id]
+        gates = gate_reasons(self.board, job) if job.state == "queued" else ()
+        if gates:
+            return gates[0].message
+        if claim.until_ms is not None:
+            if self.now_ms >= claim.until_ms:
+                return "the node that the gang lost has not come back in time"
+            self.out.wait(claim.until_ms)
+        for allocation in claim.allocations:
+            node = self.state.nodes.get(allocation.node)
+            if node is None or not node.takes_work or node.boot_epoch != allocation.boot_epoch:
+                return f"{allocation.node} takes no work now ({node.verdict if node else 'gone'})"
+        return None
 
     def _count(self, job: Job, claim: Claim, change: int = 1) -> None:
-        if claim.kind == "reserve":
+        if claim.kind == "reserve" and claim.until_ms is None:
             self._reserved[job.demand.models] = self._reserved.get(job.demand.models, 0) + change
 
     def _consider(self, candidate: Candidate) -> None:
@@ -198,8 +211,12 @@ class Cycle:
         for exclusion in job.exclusions:
             if exclusion.until_ms > self.now_ms:
                 self.out.wait(exclusion.until_ms)
-        claim = self.board.claims.get(job.id)
-        if claim is not None:
+        claim, had = self.board.claims.get(job.id), None
+        if claim is not None and claim.until_ms is not None:
+            # What is left of it may not be enough any more: it looks for others, and keeps this until it has them.
+            self.board.drop(job.id)
+            claim, had = None, claim
+        elif claim is not None:
             self.board.open(job.id)
         placed, refused = self._put(candidate, claim)
         if placed:
@@ -211,8 +228,11 @@ class Cycle:
         if claim is not None:
             self.board.keep(claim)
             self._told_alone(candidate, self._told(self.context.claimed, job, claim))
-        elif not lesser and self._evict(candidate):
+        elif (not lesser and self._evict(candidate)) or (had and refused is None and self._reserve(candidate)):
             return
+        elif had is not None:
+            self.board.claim(had)
+            self._told_alone(candidate, self._told(rejoin_reasons, self.context, job, had))
         elif refused is not None:
             self._refused(candidate, self._told(quota_reasons, self.board, job, refused))
         elif not self._fill(candidate, job) and not self._reserve(candidate):

@@ -38,7 +38,7 @@ from stoker_proto import (
 )
 
 from .apply import announcement_key, apply_batch, release_part, strike
-from .queueing import configure, demand_of, enqueue, first_gates, requeue_with
+from .queueing import configure, demand_of, drop_claim, enqueue, first_gates, requeue_with
 from .state import Attempt, Job, Node, Part, State
 
 MIB = 1 << 20
@@ -78,6 +78,7 @@ def _cancel(state: State, event: CancelRequested, recorded: Recorded) -> None:
     if event.job_id not in state.jobs:
         state.ignored += 1
         return
+    drop_claim(state, event.job_id)
     requeue_with(state, event.job_id, cancel=True)
 
 

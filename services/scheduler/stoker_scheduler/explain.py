@@ -249,6 +249,14 @@ def why_not_placed(context: Context, job: Job) -> tuple[Reason, ...]:
     return (*reasons, *_above_nominal(board, job))
 
 
+def rejoin_reasons(context: Context, job: Job, had: Claim) -> tuple[Reason, ...]:
+    """A gang that lost a node: why it does not start, and what is kept for it until when."""
+    left_ms = max(0, (had.until_ms or 0) - context.board.now_ms)
+    told = f"It lost a node; its other {len(had.allocations)} are kept for it for {left_ms // 1000} s more"
+    facts: dict[str, Fact] = {"nodes": [a.node for a in had.allocations], "kept_for_ms": left_ms}
+    return (*why_not_placed(context, job), Reason(code="rejoining", message=told, facts=facts))
+
+
 def _above_nominal(board: Board, job: Job) -> list[Reason]:
     """That the job would borrow, which is why others go before it and whose job it is to give way."""
     for name in board.usage.path(job.queue):

@@ -108,7 +108,8 @@ def _claims(state: State) -> Iterator[str]:
     claimed = {}
     for job_id, claim in state.claims.items():
         job = state.jobs.get(job_id)
-        if job is None or job.state != "queued" or job.gated:
+        rejoins = claim.until_ms is not None and job is not None and job.state == "active" and not job.cancel
+        if not rejoins and (job is None or job.state != "queued" or job.gated):
             yield f"INV7 {job_id} has a claim and does not wait"
         for allocation in claim.allocations:
             for uuid in allocation.gpus:

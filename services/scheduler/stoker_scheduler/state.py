@@ -191,13 +191,17 @@ class Job(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """GPUs kept for a waiting gang."""
+    """GPUs kept for a waiting gang.
+
+    With `until_ms` they are the ones that it had: it lost a node, and for so long it finds the others where they were.
+    """
 
     job_id: str
     seq: int
     kind: Literal["preempt", "reserve"]
     allocations: tuple[Allocation, ...]
     starts_ms: int | None
+    until_ms: int | None = None
 
 
 class Over(NamedTuple):

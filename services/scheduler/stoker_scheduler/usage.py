@@ -6,7 +6,7 @@ line, so that every process computes the same number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 ALL = ""  # the key for all models together
 PATH_END = 32
@@ -58,12 +58,22 @@ class Usage:
         held = self.firm.get(queue)
         return held.get(model, 0) if held else 0
 
-    def add(self, queue: str, charge: Iterable[tuple[str, int]], *, firm: bool, sign: int = 1) -> None:
-        """Charge GPUs by model to a queue and all above it; `sign` -1 gives them back."""
+    def add(
+        self, queue: str, charge: Iterable[tuple[str, int]], *, firm: bool, sign: int = 1,
+        but: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """Charge GPUs by model to a queue and all above it; `sign` -1 gives them back.
+
+        Queues in `but` are charged already, by somebody who has to go first; what is not preemptible counts all the
+        same.
+        """
         charge = tuple(charge)
         total = sum(milli for _, milli in charge)
         for name in self.path(queue):
-            for ledger in (self.held, self.firm) if firm else (self.held,):
+            ledgers = [self.firm] if firm else []
+            if name not in but:
+                ledgers.append(self.held)
+            for ledger in ledgers:
                 held = ledger.get(name)
                 if held is None:
                     held = ledger[name] = {ALL: 0}
