@@ -102,6 +102,10 @@ class Plain:
     def stranded(self, idle: int, cpu: int) -> Fraction:
         return max(Fraction(0), idle - Fraction(1000 * cpu, self.kept)) if self.kept else Fraction(0)
 
+    def broken(self, free: list[int]) -> Fraction:
+        who = sum(count for gpus, count in self.mix.several if gpus > free.count(1000))
+        return sum(free) * Fraction(1000 * who // max(1, self.mix.shares), 1000)
+
     def spot(self, demand: Demand, row: int) -> tuple[int, ...] | None:
         free, cpu, memory = self.left[row]
         able = [
@@ -118,10 +122,11 @@ class Plain:
         after = [milli - demand.milli * (gpu in gpus) for gpu, milli in enumerate(free)]
         cpu_after = cpu - demand.cpu
         stranded = self.stranded(sum(after), cpu_after) - self.stranded(sum(free), cpu)
+        broken = self.broken(after) - self.broken(free)
         splintered = sum(m for m in after if m < 1000) - sum(m for m in free if m < 1000)
         scarce = sum((self.price(self.cluster[row].models[gpu]) for gpu in gpus), Fraction(0)) * demand.milli
         left = Fraction(sum(after), max(1, 1000 * len(self.gpus))) + Fraction(cpu_after, max(1, self.cores))
-        return stranded + Fraction(splintered, 4) + scarce * Fraction(3, 4), left
+        return stranded + broken + Fraction(splintered, 4) + scarce * Fraction(3, 4), left
 
     def choose(self, demand: Demand) -> Spot | None:
         spots = [(row, gpus) for row in range(len(self.cluster)) if (gpus := self.spot(demand, row)) is not None]
@@ -289,10 +294,25 @@ def test_a_part_of_a_gpu_goes_where_a_part_is_taken_already() -> None:
     assert choose(capacity, part, everywhere(capacity), Mix()) == (0, (0,))
 
 
+def test_a_small_job_leaves_whole_nodes_to_those_who_need_them() -> None:
+    capacity = joined([Node(("T4",) * 4, 40 * CORES, GIB), Node(("T4",) * 4, 80 * CORES, GIB)])
+    capacity.take("node-1", (3,), 1000, 0, 0)
+    small = Demand(1, 1000, 0, 0)
+    assert choose(capacity, small, everywhere(capacity), Mix()) == (0, (0,)), "the node that is left fullest"
+    mix = Mix.of({Shape(1, 1000, 0, ()): 9, Shape(4, 1000, 0, ()): 1})
+    assert choose(capacity, small, everywhere(capacity), mix) == (1, (0,))
+
+
 def test_work_without_gpu_goes_to_nodes_without() -> None:
     mix = Mix.of({Shape(1, 1000, 4 * CORES, ()): 1})
     capacity = joined([Node(("T4",) * 2, 8 * CORES, GIB), Node((), 8 * CORES, GIB)])
     assert choose(capacity, Demand(0, 0, 4 * CORES, 0), everywhere(capacity), mix) == (1, ())
+
+
+def test_nodes_that_declare_no_cpu_are_filled_one_after_the_other() -> None:
+    capacity = joined([Node(("T4",) * 4, 0, GIB), Node(("T4",) * 2, 0, GIB)])
+    spots = [spot for _, spot in fill(capacity, [Demand(1, 1000, 0, 0)] * 3, Mix())]
+    assert spots == [(1, (0,)), (1, (1,)), (0, (0,))]
 
 
 def test_nobody_fits_where_there_is_nothing() -> None:

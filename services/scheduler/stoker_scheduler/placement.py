@@ -51,7 +51,7 @@ class _States:
         self._ids = {model: at for at, model in enumerate(self._counts)}
         self.mix = Mix()
         self.prices = self.mix.prices(self._counts)
-        self._all_gpus, self._all_cores = max(1, WHOLE * counts.total()), cores
+        self._all_gpus, self._all_cores = max(1, WHOLE * counts.total()), max(1, cores)
         self._index: dict[tuple[tuple[tuple[int, int], ...], int], int] = {}
         width = max(map(len, nodes), default=0)
         # By state: free milli-GPU and model of each GPU; an absent GPU is of no model.
@@ -113,20 +113,23 @@ class _States:
         flags = [not shape.models or model in shape.models for model in self._ids]
         able = (free >= shape.milli) & np.array([*flags, False])[models]
         fits = (able.sum(axis=1) >= shape.gpus) & (cpu >= shape.cpu)
-        # Everything is times `kept` and the denominators, so nothing is divided and nothing rounded.
-        kept, taken = self.mix.kept, shape.gpus * shape.milli
-        costs = np.zeros(len(states), dtype=np.int64)
-        if kept:
-            costs += stranded(idle - taken, cpu - shape.cpu, kept) - stranded(idle, cpu, kept)
-            costs *= SPLINTERED[1] * SCARCE[1] * WHOLE
+        taken, whole, kept = shape.gpus * shape.milli, (free == WHOLE).sum(axis=1), self.mix.kept
+        begun = scarce = np.zeros(len(states), dtype=np.int64)
         if shape.gpus:
             prices = np.array([*self.prices.values(), 0], dtype=np.int64)
             keys = np.where(able, (prices[models] << FREE_BITS) + free, NEVER)
             keys.sort(axis=1)
-            first = keys[:, : shape.gpus]
-            broken = (first & ((1 << FREE_BITS) - 1) == WHOLE).sum(axis=1) * WHOLE
-            costs += (broken - taken) * (SPLINTERED[0] * SCARCE[1] * WHOLE * max(1, kept))
-            costs += (first >> FREE_BITS).sum(axis=1) * (SCARCE[0] * SPLINTERED[1] * shape.milli * max(1, kept))
+            begun = (keys[:, : shape.gpus] & ((1 << FREE_BITS) - 1) == WHOLE).sum(axis=1)
+            scarce = (keys[:, : shape.gpus] >> FREE_BITS).sum(axis=1) * shape.milli
+        broken = np.array(self.mix.broken(free.shape[1]), dtype=np.int64)
+        # Thousandths of milli-GPU times `unit` and the denominators: nothing is divided, so nothing is rounded.
+        unit = max(1, kept)
+        costs = (begun * WHOLE - taken) * (1000 * unit * SPLINTERED[0] * SCARCE[1])
+        costs += scarce * (unit * SPLINTERED[1] * SCARCE[0])
+        costs += ((idle - taken) * broken[whole - begun] - idle * broken[whole]) * (unit * SPLINTERED[1] * SCARCE[1])
+        if kept:
+            growth = stranded(idle - taken, cpu - shape.cpu, kept) - stranded(idle, cpu, kept)
+            costs += growth * (1000 * SPLINTERED[1] * SCARCE[1])
         costs[~fits] = NEVER
         return costs
 
