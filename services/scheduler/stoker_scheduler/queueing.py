@@ -69,8 +69,13 @@ def drop_claim(state: State, job_id: str) -> bool:
     return True
 
 
+GATES = frozenset(("held", "waits_for", "refused", "cancel"))
+
+
 def requeue_with(state: State, job_id: str, **fields: object) -> None:
-    """Change a job; when it waits, where it waits follows."""
+    """Change a job; when it waits, where it waits follows, and why is told anew when a gate opens or shuts."""
+    if not GATES.isdisjoint(fields):
+        fields["reasons"] = ()
     job = state.change(job_id, **fields)
     if job.state == "queued":
         dequeue(state, job_id)
@@ -114,6 +119,7 @@ def settle_dependents(state: State, job_id: str, over: Over) -> None:
 
 def configure(state: State, version: int, cluster: Cluster) -> None:
     """Share the cluster by another configuration from here on."""
+    _tell_strangers(state, state.cluster, cluster)
     state.version, state.cluster = version, cluster
     state.layout += 1
     names = {window.name for window in cluster.windows}
@@ -126,6 +132,18 @@ def configure(state: State, version: int, cluster: Cluster) -> None:
         for part in job.attempt.parts if job.attempt else ():
             if part.released_ms is None:
                 state.usage.add(job.queue, part.charge, firm=is_firm(state, job))
+
+
+def _tell_strangers(state: State, before: Cluster, after: Cluster) -> None:
+    """Jobs whose queue or class went away, or came back, are told anew why they wait."""
+    changed = {q.name for q in before.queues} ^ {q.name for q in after.queues}
+    classes = {c.name for c in before.classes} ^ {c.name for c in after.classes}
+    for queue, lanes in state.waiting.queues.items():
+        for lane, keys in lanes.items():
+            if queue in changed or lane.priority_class in classes:
+                for key in keys:
+                    state.change(key[3], reasons=())
+                    state.untold[key[3]] = None
 
 
 def is_firm(state: State, job: Job) -> bool:
