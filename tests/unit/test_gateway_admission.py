@@ -13,7 +13,7 @@ from stoker_chassis.stores import Bus
 from stoker_gateway.fit import Machine, never_fits
 from stoker_gateway.validate import read_spec
 from stoker_proto import Cluster, FieldError, Gpu, JobSpec, Problem, ProblemError, Queue, Window
-from tests.builders import spec, submitted
+from tests.builders import joined, spec, submitted
 from tests.unit.gateway_api import SPEC, gateway
 from tests.unit.test_gateway_cluster import GOOD, put
 from tests.unit.test_gateway_views import finished
@@ -90,6 +90,17 @@ async def test_a_job_of_another_gateway_may_be_waited_for_before_this_one_has_re
         await api.say(submitted("j"))
         after = {"after": [{"job": "j"}]}
         assert (await api.http.post("/v1/jobs:validate", json={"spec": SPEC | {"schedule": after}})).status_code == 200
+
+
+async def test_the_clusters_labels_say_which_nodes_are_together(memory: Bus) -> None:
+    compute = {"accelerator_type": "GPU_2xSIM", "num_accelerators": 4, "within": "rack"}
+    async with gateway(memory) as api:
+        await api.say(joined("n1"), joined("n2"))
+        assert (await api.http.post("/v1/jobs", json={"spec": SPEC | {"compute": compute}})).json()[
+            "code"
+        ] == "never_fits"
+        await put(api, GOOD | {"labels": {"n1": {"rack": "r1"}, "n2": {"rack": "r1"}}})
+        assert (await api.http.post("/v1/jobs", json={"spec": SPEC | {"compute": compute}})).status_code == 201
 
 
 async def test_mistakes_in_yaml_have_their_lines(memory: Bus) -> None:

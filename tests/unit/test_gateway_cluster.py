@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_chassis.memory import memory_bus
+from stoker_chassis.memory import MemoryLog, memory_bus
 from stoker_chassis.stores import Bus
 from stoker_gateway.configuration import CLUSTER, Change, diff, read_cluster
 from stoker_proto import (
@@ -23,6 +24,7 @@ from stoker_proto import (
     ProblemError,
     Queue,
     Quota,
+    Recorded,
     Window,
 )
 from tests.unit.gateway_api import SPEC, Gateway, gateway
@@ -112,6 +114,10 @@ def test_a_cluster_without_queues_or_classes_is_none(part: str, told: str) -> No
 def test_a_part_of_the_wrong_kind_does_not_hide_the_other_mistakes() -> None:
     found = mistakes({"queues": [{"name": ["x"]}, 3, {"name": "q", "window": "w"}], "windows": 7, "topology": [1]})
     assert set(found) == {"/queues/0/name", "/queues/1", "/windows", "/topology/0"}
+    assert set(mistakes({"queues": [{"name": "q", "window": "w", "parent": 3}], "windows": 7})) == {
+        "/queues/0/parent",
+        "/windows",
+    }
 
 
 def test_times_of_day_need_no_quotes() -> None:
@@ -175,6 +181,14 @@ def test_a_difference_is_one_line_for_each_thing_that_changed() -> None:
     ]  # fmt: skip
 
 
+def test_another_order_is_a_difference_too() -> None:
+    a, b, c = (Queue(name=n) for n in "abc")
+    assert diff(Cluster(queues=(a, b)), Cluster(queues=(b, a, c))) == [
+        Change("/queues/c", "added", new={}),
+        Change("/queues", "changed", ["a", "b"], ["b", "a", "c"]),
+    ]
+
+
 names = st.sampled_from(["a", "b", "c"])
 clusters = st.builds(
     Cluster,
@@ -224,6 +238,28 @@ async def test_what_is_the_same_already_changes_nothing_even_when_its_answer_was
         again = await put(api, GOOD, 0)
         assert (again.status_code, again.json()["version"], again.json()["changed"]) == (200, 1, False)
     assert len(await events(memory)) == 1
+
+
+class SlowLog(MemoryLog):
+    """Answers its five readers together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._readers = asyncio.Barrier(5)
+
+    async def last(self, subject: str) -> Recorded | None:
+        found = await super().last(subject)
+        await self._readers.wait()
+        return found
+
+
+async def test_whoever_read_before_somebody_else_wrote_writes_nothing(memory: Bus) -> None:
+    slow = dataclasses.replace(memory, log=SlowLog())
+    async with gateway(slow) as api:
+        answers = await asyncio.gather(*(put(api, GOOD | {"topology": [f"level-{n}"]}) for n in range(5)))
+    assert sorted(a.status_code for a in answers) == [200] + [409] * 4
+    assert {a.json()["facts"]["version"] for a in answers if a.status_code == 409} == {1}
+    assert len(await events(slow)) == 1
 
 
 async def test_of_two_who_read_the_same_version_one_writes(memory: Bus) -> None:

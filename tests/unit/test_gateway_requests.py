@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from stoker_chassis.memory import memory_bus
+from stoker_chassis.clock import stamp
+from stoker_chassis.eventlog import START, Position
+from stoker_chassis.memory import MemoryLog, memory_bus
 from stoker_chassis.stores import Bus
-from stoker_proto import Event, HoldReleased, HoldRequested, JobBoosted, PriorityChanged
+from stoker_proto import Event, HoldReleased, HoldRequested, JobBoosted, PriorityChanged, Recorded
 from tests.unit.gateway_api import SPEC, Gateway, gateway
 from tests.unit.test_gateway_views import finished, placed
 
@@ -28,6 +33,25 @@ async def post(api: Gateway, job_id: str, verb: str, **body: object) -> dict[str
     assert answer.status_code == 202, answer.text
     told: dict[str, object] = answer.json()
     return told
+
+
+class LateLog(MemoryLog):
+    """Its readers get every event a while after it was written."""
+
+    async def follow(self, position: Position = START) -> AsyncIterator[Recorded]:
+        async for recorded in super().follow(position):
+            await asyncio.sleep(0.03)
+            yield recorded
+
+
+async def test_what_counts_is_what_the_log_says_and_not_what_a_late_gateway_has_read(memory: Bus) -> None:
+    late = dataclasses.replace(memory, log=LateLog())
+    async with gateway(late) as api:
+        job_id = await api.submit()
+        for _ in range(2):
+            await late.log.append(stamp(HoldRequested(job_id=job_id), "another gateway"))
+            assert (await post(api, job_id, "release"))["held"] is False
+    assert await asked(late) == [HoldRequested(job_id=job_id), HoldReleased(job_id=job_id)] * 2
 
 
 async def test_a_job_is_held_and_released_as_often_as_it_is_asked_through_any_gateway(memory: Bus) -> None:

@@ -56,7 +56,10 @@ class Form(Generic[M]):
     def read(self, raw: object, source: YamlSource | None, checks: Iterable[FieldError]) -> M:
         """The document. Raises ProblemError with all its mistakes, and their lines when they have a source."""
         raw = self.mapping(raw)
-        errors = [*_not_json(raw, self._noun), *checks, *(source.written_twice() if source else ())]
+        errors = list(_not_json(raw, self._noun))
+        if any(not e.pointer for e in errors):  # too much to look at any closer
+            raise self.refusal(errors, source)
+        errors += [*checks, *(source.written_twice() if source else ())]
         try:
             document = self._model.model_validate(raw)
         except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
@@ -10,13 +11,13 @@ from pydantic import BaseModel, Field
 
 from stoker_chassis.clock import stamp
 from stoker_chassis.stores import Bus
-from stoker_proto import CancelRequested, HoldReleased, HoldRequested, PriorityChanged, ProblemError, problem
+from stoker_proto import CancelRequested, Envelope, HoldReleased, HoldRequested, PriorityChanged, ProblemError, problem
 from stoker_proto.jobs import JobEvent
 
 from .given import READ_YOUR_WRITES_S, BusOf, PrincipalOf, ViewsOf, caught_up
 from .jobs import ArrayView, found
 from .store import Views
-from .submission import MOST_JOBS, SOURCE, append_all
+from .submission import AT_ONCE, SOURCE, append_many
 from .views import JobView
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -44,14 +45,15 @@ class Asked(NamedTuple):
         return [job for job in self.jobs if not job.final]
 
     async def tell(self, make: Callable[[JobView], JobEvent | None], lasting: str | None = None) -> JobView | ArrayView:
-        """Append an event for each unfinished job that needs one; with `lasting` a job has one such event for ever."""
-        events = [event for job in self.unfinished if (event := make(job)) is not None]
-        envelopes = (
-            stamp(e, SOURCE, id=f"{lasting}:{e.job_id}" if lasting else None, actor=self.principal) for e in events
-        )
-        seq = await append_all(self.bus, envelopes, once=lasting is not None)
-        if seq:
-            await self.views.reached(seq, READ_YOUR_WRITES_S)
+        """Append an event for each unfinished job that needs one; with `lasting` a job needs one for ever."""
+
+        def seal(event: JobEvent) -> Envelope:
+            id = f"{lasting}:{event.job_id}" if lasting else None
+            return stamp(event, SOURCE, id=id, actor=self.principal)
+
+        events = (event for job in self.unfinished if (event := make(job)) is not None)
+        seq = await append_many(self.bus, map(seal, events))
+        await self.views.reached(seq, READ_YOUR_WRITES_S)
         if self.array_id is None:
             return await found(self.bus, self.views, self.jobs[0].job_id)
         return ArrayView(array_id=self.array_id, jobs=[job.job_id for job in self.unfinished])
@@ -69,10 +71,19 @@ async def asked(job_id: str, bus: BusOf, views: ViewsOf, principal: PrincipalOf)
         return Asked(bus, views, principal, None, [await found(bus, views, job_id)])
     except ProblemError:
         await caught_up(bus, views)
-        jobs = [job for _, job in reversed(views.jobs((), MOST_JOBS, None, job_id))]
+        jobs = await _jobs_of(views, job_id)
         if not jobs:
             raise
         return Asked(bus, views, principal, job_id, jobs)
+
+
+async def _jobs_of(views: Views, array_id: str) -> list[JobView]:
+    """All jobs of an array, in order; others have their turn in between."""
+    found: list[tuple[int, JobView]] = []
+    while page := views.jobs((), AT_ONCE, found[-1][0] if found else None, array_id):
+        found += page
+        await asyncio.sleep(0)
+    return [job for _, job in reversed(found)]
 
 
 async def asked_now(job_id: str, bus: BusOf, views: ViewsOf, principal: PrincipalOf) -> Asked:
@@ -89,7 +100,9 @@ AskedNow = Annotated[Asked, Depends(asked_now)]
 async def cancel(asked: AskedOf, body: Why | None = None) -> JobView | ArrayView:
     """Ask for the end of a job, or of every job of an array. What is over stays so; asking twice is asking once."""
     reason = body.reason if body else ""
-    return await asked.tell(lambda job: CancelRequested(job_id=job.job_id, reason=reason), lasting="cancel")
+    return await asked.tell(
+        lambda job: None if job.cancelling else CancelRequested(job_id=job.job_id, reason=reason), lasting="cancel"
+    )
 
 
 @router.post("/jobs/{job_id}:hold", status_code=202)

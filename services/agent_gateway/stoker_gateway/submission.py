@@ -18,8 +18,7 @@ from .identity import DIGEST, element_id, fingerprint, keyed_array_id, keyed_job
 from .store import Views
 
 SOURCE = "gateway"
-MOST_JOBS = 10_000  # of an array
-AT_ONCE = 250  # appends on their way together: their round trips and the log's syncs are shared
+AT_ONCE = 500  # appends on their way together: their round trips and the log's syncs are shared
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,13 @@ async def submit(bus: Bus, views: Views, read: Read, code: str | None, key: str 
     refusal = await _code_missing(bus, spec, code) or read.refusal
     with span("submit job", {"job.id": array_id or single}):
         seq, replayed = await _first(bus, event(0), refusal, principal)
-        if array_id:
-            there = set(views.array(array_id)) if replayed else set()
+        if len(jobs) > 1 and not replayed:
+            # Nobody appends the rest before the first one lies, so it cannot be there from an earlier time.
+            seq = await append_many(bus, (_sealed(event(at), principal) for at in range(1, len(jobs))))
+        elif len(jobs) > 1:
+            there = set(views.array(array_id)) if array_id else set()
             rest = (_sealed(event(at), principal) for at in range(1, len(jobs)) if jobs[at] not in there)
-            seq = max(seq, await append_all(bus, rest, once=True))
+            seq = max(seq, await append_once(bus, rest))
     return Accepted(jobs, array_id, seq, replayed)
 
 
@@ -128,12 +130,20 @@ def _reused(key: str | None, name: str) -> ProblemError:
     return ProblemError(problem("idempotency_key_reused", told, facts={"job_id": name}))
 
 
-async def append_all(bus: Bus, envelopes: Iterable[Envelope], *, once: bool) -> int:
-    """Append many at a time; where the last one lies. With `once` each is the first on its subject, or is left out."""
+async def append_many(bus: Bus, envelopes: Iterable[Envelope]) -> int:
+    """Append events of which none depends on another, each once by its id; where the last one lies."""
+    last, waiting = 0, iter(envelopes)
+    while chunk := list(itertools.islice(waiting, AT_ONCE)):  # others have their turn in between
+        last = max(at.seq for at in await bus.log.append_all(chunk))
+    return last
+
+
+async def append_once(bus: Bus, envelopes: Iterable[Envelope]) -> int:
+    """The same for the only event on its subject: it finds itself there however long ago it was written."""
 
     async def one(envelope: Envelope) -> int:
         try:
-            return (await bus.log.append(envelope, Expect(envelope.subject, 0) if once else None)).seq
+            return (await bus.log.append(envelope, Expect(envelope.subject, 0))).seq
         except Conflict as conflict:
             return conflict.actual
 
