@@ -38,14 +38,18 @@ def stamp(
 
 
 class LogClock:
-    """The log's clock, carried forward by this process's own monotonic clock between events."""
+    """The log's clock, carried forward by this process's own monotonic clock since the last event.
+
+    When the log moves to a server whose clock is behind, it stands still until that one has caught up, as it does for
+    folds: if it ran on, whatever happens then would look as if it had happened long ago.
+    """
 
     def __init__(self) -> None:
         self._at_ms = 0
         self._seen = time.monotonic()
 
     def saw(self, at_ms: int) -> None:
-        self._at_ms, self._seen = max(at_ms, self.now_ms()), time.monotonic()
+        self._at_ms, self._seen = max(at_ms, self._at_ms), time.monotonic()
 
     def now_ms(self) -> int:
         """Milliseconds on the log's clock; meaningful once the reader has caught up."""
