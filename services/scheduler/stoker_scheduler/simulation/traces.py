@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,7 +16,6 @@ TOLD = 5  # refused rows that are told one by one
 PHILLY = ("job_id", "user", "num_gpu", "submit_time", "duration", "job_type")
 OPENB = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "creation_time", "deletion_time")
 NODES = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
-CHECKPOINTED = {"checkpoints": {}}
 Row = Mapping[str, str]
 
 
@@ -25,12 +23,12 @@ class BadInput(Exception):
     """The input cannot be simulated; the message says which file, which line and why."""
 
 
-def read_trace(path: Path, cluster: Cluster, per_node: int, model: str) -> Workload:
+def read_trace(path: Path, cluster: Cluster, per_node: int) -> Workload:
     """A trace of jobs, its format told by its columns. Jobs take up to `per_node` GPUs of a node."""
     rows = list(_rows(path))
     columns = rows[0][1].keys()
     if columns >= set(PHILLY):
-        made = [(line, _philly(row, cluster, per_node, model)) for line, row in _sound(path, rows)]
+        made = [(line, _philly(row, cluster, per_node)) for line, row in _sound(path, rows)]
     elif columns >= set(OPENB):
         made = [(line, _openb(row, cluster)) for line, row in _sound(path, rows)]
     else:
@@ -103,7 +101,7 @@ def _whole(path: Path, line: int, row: Row, column: str) -> int:
         raise BadInput(f"{path}: line {line}: {column} is {row[column]!r}, not a whole number") from None
 
 
-def _philly(row: Row, cluster: Cluster, per_node: int, model: str) -> Work | str:
+def _philly(row: Row, cluster: Cluster, per_node: int) -> Work | str:
     """Minutes, GPUs and a tenant. A tenant waits in the queue of its name, if the cluster has one."""
     try:
         gpus, at, duration = int(row["num_gpu"]), float(row["submit_time"]), float(row["duration"])
@@ -115,15 +113,13 @@ def _philly(row: Row, cluster: Cluster, per_node: int, model: str) -> Work | str
         return f"job {row['job_id']} comes at {row['submit_time']} and takes {row['duration']} minutes"
     nodes, share = gang_of(gpus, per_node)
     wanted = "BEST_EFFORT" if row["job_type"] == "best" else "NORMAL"
-    body = {
-        "compute": {
-            "accelerator_type": f"GPU_{share}x{model}",
-            "num_accelerators": nodes * share,
-            "queue": _queue(cluster, row["user"]),
-            "priority_class": _class(cluster, wanted),
-        },
+    compute: dict[str, object] = {
+        "accelerator_type": f"GPU_{share}xANY",
+        "num_accelerators": nodes * share,
+        "queue": _queue(cluster, row["user"]),
+        "priority_class": _class(cluster, wanted),
     }
-    return _work(f"job-{row['job_id']}", body, round(at * MS_IN_MINUTE), round(duration * MS_IN_MINUTE))
+    return _work(f"job-{row['job_id']}", compute, round(at * MS_IN_MINUTE), round(duration * MS_IN_MINUTE))
 
 
 def _openb(row: Row, cluster: Cluster) -> Work | str:
@@ -140,24 +136,24 @@ def _openb(row: Row, cluster: Cluster) -> Work | str:
     if deleted <= began or not 0 <= created < 1e9:
         return f"pod {row['name']} is deleted at {row['deletion_time']}, not after it began"
     models = [model for model in row["gpu_spec"].split("|") if model]
-    body = {
-        "compute": {
-            "accelerator_type": f"GPU_{gpus}x{models[0] if models else 'ANY'}",
-            "num_accelerators": gpus,
-            "also_accept": models[1:],
-            "gpu_fraction": 1 if gpus > 1 else min(milli, 1000) / 1000,
-            "cpus_per_node": cpu / 1000,
-            "memory_gib_per_node": memory / 1024,
-            "queue": _queue(cluster, ""),
-            "priority_class": _class(cluster, "BEST_EFFORT" if row.get("qos") == "BE" else "NORMAL"),
-        },
+    compute: dict[str, object] = {
+        "accelerator_type": f"GPU_{gpus}x{models[0] if models else 'ANY'}",
+        "num_accelerators": gpus,
+        "also_accept": models[1:],
+        "gpu_fraction": 1 if gpus > 1 else min(milli, 1000) / 1000,
+        "cpus_per_node": cpu / 1000,
+        "memory_gib_per_node": memory / 1024,
+        "queue": _queue(cluster, ""),
+        "priority_class": _class(cluster, "BEST_EFFORT" if row.get("qos") == "BE" else "NORMAL"),
     }
-    return _work(row["name"], body, round(created * 1000), round((deleted - began) * 1000))
+    return _work(row["name"], compute, round(created * 1000), round((deleted - began) * 1000))
 
 
-def _work(job_id: str, body: dict[str, object], at_ms: int, duration_ms: int) -> Work | str:
+def _work(job_id: str, compute: dict[str, object], at_ms: int, duration_ms: int) -> Work | str:
     try:
-        spec = JobSpec.model_validate({"experiment_name": "trace", "command": "true", "outputs": CHECKPOINTED} | body)
+        spec = JobSpec.model_validate(
+            {"experiment_name": "trace", "command": "true", "outputs": {"checkpoints": {}}, "compute": compute}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         return f"{job_id}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -179,7 +175,7 @@ def _told(refused: list[str]) -> tuple[str, ...]:
     if not refused:
         return ()
     more = len(refused) - TOLD
-    told = list(islice(refused, TOLD))
+    told = refused[:TOLD]
     if more > 0:
         told.append(f"and {more} more like these")
     return (*told, f"{len(refused)} rows refused")

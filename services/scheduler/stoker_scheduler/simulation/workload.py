@@ -30,10 +30,14 @@ class Work(NamedTuple):
 
 
 class Happening(NamedTuple):
-    """An event from outside the simulation: a node that joins or fails, a configuration, a wish of somebody."""
+    """An event from outside the simulation: a node that joins or fails, a configuration, a wish of somebody.
+
+    With `breaks` all that runs on the node of the event is gone, and nobody there will say so.
+    """
 
     at_ms: int
     event: Event
+    breaks: bool = False
 
 
 class Kind(NamedTuple):
@@ -58,7 +62,7 @@ class Workload:
     def start_ms(self) -> int:
         return min([work.at_ms for work in self.works] + [told.at_ms for told in self.happenings], default=START_MS)
 
-    def on(self, happenings: tuple[Happening, ...]) -> Workload:
+    def plus(self, happenings: tuple[Happening, ...]) -> Workload:
         """The same jobs, with these things happening too; at one instant, these first."""
         merged = sorted((*happenings, *self.happenings), key=lambda told: told.at_ms)
         return Workload(self.works, tuple(merged), self.notes)
@@ -94,21 +98,17 @@ def configured(cluster: Cluster, at_ms: int) -> Happening:
     return Happening(at_ms, ClusterConfigured(version=1, cluster=cluster, reason="simulated"))
 
 
-def with_limits(works: tuple[Work, ...]) -> tuple[Work, ...]:
-    """The same jobs, each with its true duration as its time limit."""
-    limited = []
-    for work in works:
-        # A limit is a float of minutes: half a millisecond more keeps it from being cut off below the duration.
-        minutes = (work.duration_ms + 0.5) / MS_IN_MINUTE
-        limits = work.spec.limits.model_copy(update={"timeout_minutes": minutes})
-        limited.append(work._replace(spec=work.spec.model_copy(update={"limits": limits})))
-    return tuple(limited)
+def with_limits(work: Work) -> Work:
+    """The same job, with its true duration as its time limit."""
+    # A limit is a float of minutes: half a millisecond more keeps it from being cut off below the duration.
+    return _limited(work, (work.duration_ms + 0.5) / MS_IN_MINUTE)
 
 
-def without_limits(works: tuple[Work, ...]) -> tuple[Work, ...]:
-    """The same jobs; nobody says how long they take."""
-    free = []
-    for work in works:
-        limits = work.spec.limits.model_copy(update={"timeout_minutes": None})
-        free.append(work._replace(spec=work.spec.model_copy(update={"limits": limits})))
-    return tuple(free)
+def without_limits(work: Work) -> Work:
+    """The same job; nobody says how long it takes."""
+    return _limited(work, None)
+
+
+def _limited(work: Work, minutes: float | None) -> Work:
+    limits = work.spec.limits.model_copy(update={"timeout_minutes": minutes})
+    return work._replace(spec=work.spec.model_copy(update={"limits": limits}))

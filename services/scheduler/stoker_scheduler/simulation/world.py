@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from stoker_proto import (
@@ -24,15 +25,16 @@ from stoker_proto import (
     JobSubmitted,
     LogsSealed,
     NodeJoined,
-    NodeUnknown,
     Outcome,
     Recorded,
     Stop,
     StopReason,
 )
+from stoker_proto.jobs import JobEvent
+from stoker_proto.nodes import NodeEvent
 from stoker_scheduler.core import Scheduler
 
-from .workload import Work, Workload
+from .workload import Happening, Work, Workload
 
 MOST_ROUNDS = 10_000  # of deciding at one instant
 IDLE_MS = 8 * 86_400_000  # a week and a day without any event: no window will open any more
@@ -40,7 +42,10 @@ Call = Callable[[], None]
 
 
 class Options(NamedTuple):
-    """How simulated jobs behave. `stop_ms` is what a job takes to leave when it is asked to; its grace cuts it short."""
+    """How simulated jobs behave: how often they save a checkpoint, and what they take to save one when asked to stop.
+
+    With `stop_ms` 0 they leave at once and save nothing; a grace shorter than `stop_ms` cuts them off, unsaved.
+    """
 
     checkpoint_ms: int = 30 * 60_000
     stop_ms: int = 0
@@ -55,7 +60,7 @@ class Trial:
     number: int
     fence: int
     nodes: tuple[str, ...]
-    gpus: int
+    milli: int
     placed_ms: int
     done_ms: int
     began_ms: int | None = None
@@ -63,6 +68,7 @@ class Trial:
     asked: StopReason | None = None
     dead: set[str] = field(default_factory=set)
     over: bool = False
+    freed: bool = False
 
 
 class Witness:
@@ -70,13 +76,15 @@ class Witness:
 
     def submitted(self, at_ms: int, work: Work) -> None: ...
 
-    def nodes_changed(self, at_ms: int) -> None: ...
+    def happened(self, at_ms: int, event: Event) -> None: ...
 
     def placed(self, at_ms: int, trial: Trial, placed: AttemptPlaced) -> None: ...
 
+    def began(self, at_ms: int, trial: Trial) -> None: ...
+
     def stopped(self, at_ms: int, trial: Trial, reason: StopReason) -> None: ...
 
-    def left(self, at_ms: int, trial: Trial, node: str) -> None: ...
+    def freed(self, at_ms: int, trial: Trial, node: str) -> None: ...
 
     def exited(self, at_ms: int, trial: Trial, useful_ms: int, lost_ms: int) -> None: ...
 
@@ -101,12 +109,16 @@ class World:
         self._works = {work.job_id: work for work in workload.works}
         self._trials: dict[str, Trial] = {}
         self._done: dict[str, int] = {}
-        self._coming = 0
+        self._epochs: dict[str, str] = {}
+        self._coming = len(workload.works)
+        wishes = [told for told in workload.happenings if isinstance(told.event, JobEvent)]
         for told in workload.happenings:
-            self._at(told.at_ms, lambda event=told.event: self._happens(event))  # type: ignore[misc]
+            if not isinstance(told.event, JobEvent):
+                self._at(told.at_ms, partial(self._happens, told))
         for work in sorted(workload.works, key=lambda work: work.at_ms):
-            self._coming += 1
-            self._at(work.at_ms, lambda work=work: self._submit(work))  # type: ignore[misc]
+            self._at(work.at_ms, partial(self._submit, work))
+        for told in wishes:
+            self._at(told.at_ms, partial(self._happens, told))
 
     def play(self) -> None:
         """Until every job is over, or nothing more can happen, or the time is up."""
@@ -174,13 +186,18 @@ class World:
             self._done.pop(event.job_id, None)
             self._witness.finished(self.now_ms, self._works[event.job_id], event)
 
-    def _happens(self, event: Event) -> None:
-        if isinstance(event, NodeUnknown | NodeJoined):
-            # Whatever ran there is gone, and nobody will say so.
-            for trial in [t for t in self._trials.values() if event.node in t.nodes and event.node not in t.dead]:
-                self._cut(trial, event.node)
+    def _happens(self, told: Happening) -> None:
+        event = told.event
+        if isinstance(event, NodeJoined):
+            known = self._epochs.get(event.node)
+            self._epochs[event.node] = event.boot_epoch
+            if known == event.boot_epoch:
+                return  # its launcher was started anew, and nothing else
+            self._cut(event.node)
+        elif told.breaks and isinstance(event, NodeEvent):
+            self._cut(event.node)
         self._fold(event)
-        self._witness.nodes_changed(self.now_ms)
+        self._witness.happened(self.now_ms, event)
 
     def _submit(self, work: Work) -> None:
         self._coming -= 1
@@ -196,7 +213,7 @@ class World:
         nodes = tuple(allocation.node for allocation in placed.allocations)
         trial = Trial(
             work=work, number=placed.attempt, fence=placed.fence, nodes=nodes, placed_ms=self.now_ms,
-            gpus=sum(len(allocation.gpus) for allocation in placed.allocations),
+            milli=sum(len(allocation.gpus) * allocation.milli for allocation in placed.allocations),
             done_ms=self._done.get(work.job_id, 0),
         )  # fmt: skip
         self._trials[work.job_id] = trial
@@ -210,6 +227,7 @@ class World:
         if trial.over or trial.dead or trial.asked is not None:
             return
         trial.began_ms = trial.saved_ms = self.now_ms
+        self._witness.began(self.now_ms, trial)
         for node in trial.nodes:
             self._fold(
                 AttemptStarted(job_id=trial.work.job_id, attempt=trial.number, node=node, fence=trial.fence, ranks=(0,))
@@ -223,8 +241,12 @@ class World:
             self._at(self.now_ms + every, lambda: self._save(trial), wakes=False)
 
     def _save(self, trial: Trial) -> None:
-        if trial.over or trial.dead or trial.asked is not None:
-            return
+        if not trial.over and not trial.dead and trial.asked is None:
+            self._keep(trial)
+            self._plan_checkpoint(trial)
+
+    def _keep(self, trial: Trial) -> None:
+        """What was done up to now will not have to be done again."""
         trial.done_ms += self.now_ms - trial.saved_ms
         trial.saved_ms = self.now_ms
         self._done[trial.work.job_id] = trial.done_ms
@@ -233,7 +255,6 @@ class World:
                 job_id=trial.work.job_id, attempt=trial.number, step=trial.done_ms, path="simulated", bytes=0
             )
         )
-        self._plan_checkpoint(trial)
 
     def _end(self, trial: Trial) -> None:
         if not trial.over and not trial.dead and trial.asked is None:
@@ -248,14 +269,17 @@ class World:
             return  # the stop was void when it landed
         trial.asked = action.reason
         self._witness.stopped(self.now_ms, trial, action.reason)
-        takes = min(action.grace_ms, self._options.stop_ms)
-        self._at(self.now_ms + takes, lambda: self._exit(trial, OUTCOMES.get(action.reason, "preempted")))
+        takes_ms = min(action.grace_ms, self._options.stop_ms)
+        if 0 < self._options.stop_ms <= action.grace_ms and trial.began_ms is not None and not trial.dead:
+            self._keep(trial)
+        self._at(self.now_ms + takes_ms, lambda: self._exit(trial, OUTCOMES.get(action.reason, "preempted")))
 
-    def _cut(self, trial: Trial, node: str) -> None:
-        """The node went away with all that ran there."""
-        self._account(trial)
-        trial.dead.add(node)
-        self._witness.left(self.now_ms, trial, node)
+    def _cut(self, node: str) -> None:
+        """What ran there is gone, and nobody there will say so."""
+        for trial in self._trials.values():
+            if node in trial.nodes and node not in trial.dead and not trial.freed:
+                self._account(trial)
+                trial.dead.add(node)
 
     def _account(self, trial: Trial) -> None:
         """Tell how much of the attempt's time was of use, and how much is lost; once."""
@@ -286,12 +310,13 @@ class World:
             self._release(trial)
 
     def _release(self, trial: Trial) -> None:
+        trial.freed = True
         job_id, number, fence = trial.work.job_id, trial.number, trial.fence
         for node in trial.nodes:
             if node not in trial.dead:
                 self._fold(AttemptReleased(job_id=job_id, attempt=number, node=node, fence=fence, proof="simulated"))
                 self._fold(LogsSealed(job_id=job_id, attempt=number, node=node, fence=fence, streams=()))
-                self._witness.left(self.now_ms, trial, node)
+                self._witness.freed(self.now_ms, trial, node)
 
 
 OUTCOMES: dict[StopReason, Outcome] = {"cancelled": "cancelled", "timeout": "timeout", "deadline": "timeout"}
