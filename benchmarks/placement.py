@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -198,22 +198,24 @@ def policies(pods: Sequence[Pod], seed: int) -> dict[str, Policy]:
 class Outcome(NamedTuple):
     allocated: dict[int, float]  # percent of the GPUs, by percent arrived
     unplaced_8gpu: int
-    seconds: float  # for each arrival
+    late_8gpu: int  # pods of 8 GPUs that arrived when as many GPUs had been asked for as there are
+    seconds: float  # of CPU time, for each arrival
     placements: str
 
 
 def play(given: Stream, place: Policy, percents: Sequence[int], rebuild_every: int | None = None) -> Outcome:
     cluster, placed, readings = Cluster(given.nodes), list[tuple[Pod, Spot]](), dict.fromkeys(percents, 0.0)
-    lines, allocated, arrived, unplaced = [], 0, 0, 0
+    lines, allocated, arrived, unplaced, late = [], 0, 0, 0, 0
     seconds = 0.0
     for at, pod in enumerate(given.pods):
         if rebuild_every and at and at % rebuild_every == 0:
             cluster = rebuilt(given.nodes, placed)
-        began = time.perf_counter()
+        began = time.thread_time()
         spot = place(cluster, pod.demand)
         if spot is not None:
             cluster.take(pod.demand, spot)
-        seconds += time.perf_counter() - began
+        seconds += time.thread_time() - began
+        late += pod.demand.gpus == 8 and arrived >= given.total
         arrived += pod.milli
         if spot is None:
             unplaced += pod.demand.gpus == 8
@@ -224,7 +226,7 @@ def play(given: Stream, place: Policy, percents: Sequence[int], rebuild_every: i
         for percent in percents:
             if arrived * 100 < (percent + 1) * given.total:
                 readings[percent] = 100 * allocated / given.total
-    return Outcome(readings, unplaced, seconds / len(given.pods), "".join(lines))
+    return Outcome(readings, unplaced, late, seconds / len(given.pods), "".join(lines))
 
 
 def rebuilt(nodes: Sequence[Node], placed: Sequence[tuple[Pod, Spot]]) -> Cluster:
@@ -246,9 +248,20 @@ def figures(outcomes: Sequence[Outcome], percents: Sequence[int]) -> dict[str, f
     spread = [outcome.allocated[percents[-1]] for outcome in outcomes]
     means[f"allocated_pct_{percents[-1]}_sd"] = round(statistics.stdev(spread), 3) if len(spread) > 1 else 0.0
     means["unplaced_8gpu"] = round(statistics.mean(o.unplaced_8gpu for o in outcomes), 2)
+    means["late_8gpu"] = round(statistics.mean(o.late_8gpu for o in outcomes), 2)
     means["seconds_per_placement"] = round(statistics.mean(o.seconds for o in outcomes), 6)
     means["sha256"] = hashlib.sha256("".join(o.placements for o in outcomes).encode()).hexdigest()
     return means
+
+
+def table(found: Mapping[str, Mapping[str, float | str]], percents: Sequence[int]) -> None:
+    columns = [f"{percent} %" for percent in percents]
+    print(f"{'allocated at':24}", *(f"{c:>7}" for c in (*columns, "late", "missed", "ms/pod")))
+    for name, means in found.items():
+        print(f"{name:24}", *(f"{means[f'allocated_pct_{percent}']:7.2f}" for percent in percents), end=" ")
+        milliseconds = 1000 * float(means["seconds_per_placement"])
+        print(f"{means['late_8gpu']:7.1f} {means['unplaced_8gpu']:7.1f} {milliseconds:7.3f}")
+    print("missed: 8-GPU pods that got no place; late: those that came when all GPUs had been asked for")
 
 
 def measure(nodes: list[Node], pods: list[Pod], seeds: Sequence[int], percents: Sequence[int]) -> dict[str, object]:
@@ -259,11 +272,7 @@ def measure(nodes: list[Node], pods: list[Pod], seeds: Sequence[int], percents: 
             outcomes.setdefault(name, []).append(play(given, policy, percents))
     given, first = stream(nodes, pods, percents[-1], seeds[0]), outcomes[OURS][0].placements
     found = {name: figures(of_policy, percents) for name, of_policy in outcomes.items()}
-    widths = [f"{p} %" for p in percents]
-    print(f"{'allocated at':26}" + "".join(f"{w:>9}" for w in widths) + "    8-GPU pods unplaced    ms a pod")
-    for name, means in found.items():
-        shown = "".join(f"{means[f'allocated_pct_{p}']:9.2f}" for p in percents)
-        print(f"{name:26}{shown}{means['unplaced_8gpu']:23.1f}{1000 * float(means['seconds_per_placement']):12.3f}")
+    table(found, percents)
     own = found.pop(OURS)
     return {
         "seeds": f"{seeds[0]}-{seeds[-1]}",
