@@ -8,7 +8,6 @@ from stoker_proto import Fence, Finish, Requeue, Stop, StopReason, problem
 
 from .board import ENDLESS, Board, Pass, Timing
 from .ending import Wait, conclude
-from .explain import whole
 from .state import Attempt, Job, State
 from .victims import grace_ms
 
@@ -134,7 +133,7 @@ def _possible(board: Board, job: Job, end: Finish | Requeue) -> Finish | Requeue
     if not isinstance(end, Requeue) or not end.exclude_nodes:
         return end
     avoid = {*end.exclude_nodes, *board.avoided(job)}
-    others = sum(whole(node, job) and node.name not in avoid for node in board.state.nodes.values())
+    others = sum(node.name not in avoid for node in board.layout.able(job.demand))
     return end if others >= job.demand.nodes else end.model_copy(update={"exclude_nodes": ()})
 
 

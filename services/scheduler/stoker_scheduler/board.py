@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -62,6 +63,7 @@ class Board:
         self.stopping: set[str] = set()
         self.all_rows: Bools = np.ones(len(self.capacity.names), dtype=np.bool_)
         self._kept: dict[str, list[tuple[str, list[int], int, int, int]]] = {}
+        self._users: dict[str, tuple[str, ...]] = {}
         for claim in self.claims.values():
             self.keep(claim)
 
@@ -144,6 +146,16 @@ class Board:
                 charge[model] = charge.get(model, 0) + allocation.milli
         for but, charge in charges.items():
             self.usage.add(job.queue, charge.items(), firm=firm, sign=sign, but=but)
+
+    def users(self, queue: str, most: int) -> tuple[str, ...]:
+        """The first active jobs of a queue and of those below it."""
+        found = self._users.get(queue)
+        if found is None:
+            jobs, usage = self.state.jobs, self.usage
+            below = {name for name in self.tree.queues if queue in usage.path(name)}
+            users = (job_id for job_id in self.state.active if jobs[job_id].queue in below)
+            found = self._users[queue] = tuple(islice(users, most))
+        return found
 
     def class_of(self, job: Job) -> PriorityClass:
         return self.tree.class_of(job)

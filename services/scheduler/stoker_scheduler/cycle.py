@@ -20,7 +20,6 @@ from .explain import (
     gate_reasons,
     held_back,
     not_looked_at,
-    quota_reasons,
     rejoin_reasons,
     unknown_reasons,
     why_not_placed,
@@ -118,7 +117,7 @@ class Cycle:
         if spots is not None:
             return (), tuple(board.topology.names[row] for row, _ in spots)
         if refused is not None:
-            return quota_reasons(board, job, refused), ()
+            return self.context.refused(job, refused), ()
         return why_not_placed(self.context, job), ()
 
     def would_evict(self, job: Job) -> tuple[Victim, ...]:
@@ -234,7 +233,7 @@ class Cycle:
             self.board.claim(had)
             self._told_alone(candidate, self._told(rejoin_reasons, self.context, job, had))
         elif refused is not None:
-            self._refused(candidate, self._told(quota_reasons, self.board, job, refused))
+            self._refused(candidate, self._told(self.context.refused, job, refused))
         elif not self._fill(candidate, job) and not self._reserve(candidate):
             self._blocked(candidate, self._told(why_not_placed, self.context, job))
 

@@ -6,12 +6,12 @@ GPUs busy; kept for others; claimed; behind.
 
 from __future__ import annotations
 
-from itertools import islice
+from typing import NamedTuple
 
 from stoker_proto import Reason
 
 from .board import ENDLESS, Board
-from .placement import fitting
+from .placement import Demand, fitting
 from .quota import Refusal, borrowed
 from .reserve import Forecast
 from .state import Claim, Job, Node
@@ -125,12 +125,8 @@ def quota_reasons(board: Board, job: Job, told: Refusal) -> tuple[Reason, ...]:
         actions = [f"ask for at most {bound:g} GPUs", "ask an operator for a higher limit"]
     elif told.code in ("class_may_not_borrow", "not_preemptible_beyond_nominal"):
         actions.append("use a preemptible class that may borrow")
-    users = (j for j in board.state.active if told.queue in board.usage.path(board.state.jobs[j].queue))
-    return (
-        Reason(
-            code=told.code, message=message, facts=facts, blockers=tuple(islice(users, SHOWN)), actions=tuple(actions)
-        ),
-    )
+    blockers = board.users(told.queue, SHOWN)
+    return (Reason(code=told.code, message=message, facts=facts, blockers=blockers, actions=tuple(actions)),)
 
 
 class Context:
@@ -139,6 +135,26 @@ class Context:
     def __init__(self, board: Board, forecast: Forecast) -> None:
         self.board = board
         self.forecast = forecast
+        self.shapes: dict[object, tuple[Reason, ...]] = {}
+        self.quotas: dict[object, tuple[Reason, ...]] = {}
+        self._around: dict[tuple[int, tuple[str, ...]], _Around] = {}
+
+    def around(self, demand: Demand, avoid: tuple[str, ...]) -> _Around:
+        """The nodes of a kind, as the pass found them."""
+        every = self.board.layout.able(demand)
+        key = (id(every), avoid)
+        found = self._around.get(key)
+        if found is None:
+            found = self._around[key] = _around(self.board, every, avoid)
+        return found
+
+    def refused(self, job: Job, told: Refusal) -> tuple[Reason, ...]:
+        """What quota has against the job."""
+        key = (told, job.class_name)
+        found = self.quotas.get(key)
+        if found is None:
+            found = self.quotas[key] = quota_reasons(self.board, job, told)
+        return found
 
     def behind(self, job: Job) -> tuple[Reason, ...]:
         told = f"{job.id} has waited longest in this queue and is not overtaken any more"
@@ -170,13 +186,48 @@ class Context:
         return (reason, *_above_nominal(self.board, job))
 
 
+class _Around(NamedTuple):
+    """Nodes of one kind: all, those that take the job's work, some of who holds them, and how much of them is free."""
+
+    every: tuple[Node, ...]
+    working: tuple[Node, ...]
+    holders: tuple[str, ...]
+    free: int
+
+
+def _around(board: Board, every: tuple[Node, ...], avoid: tuple[str, ...]) -> _Around:
+    working = tuple(n for n in every if n.takes_work and n.name not in avoid)
+    holders: set[str] = set()
+    for node in working:
+        holders |= board.state.holders(node.name)
+        if len(holders) >= SHOWN:
+            break
+    return _Around(every, working, tuple(sorted(holders)[:SHOWN]), _free(board, working))
+
+
 def why_not_placed(context: Context, job: Job) -> tuple[Reason, ...]:
-    """Reasons in the order in which they bind, for a job that no set of free GPUs can hold now."""
+    """Reasons in the order in which they bind, for a job that no set of free GPUs can hold now.
+
+    Those of the job's shape are found once in a pass, for the first that asks.
+    """
+    board = context.board
+    avoid = board.avoided(job)
+    key = (job.demand, job.spec.compute.within, avoid)
+    found = context.shapes.get(key)
+    if found is None:
+        found = context.shapes[key] = _why_shape(context, job, avoid)
+    if found[0].code in FINAL:
+        return found
+    return (*found, *_above_nominal(board, job))
+
+
+FINAL = ("too_few_nodes", "nodes_unavailable")
+
+
+def _why_shape(context: Context, job: Job, avoid: tuple[str, ...]) -> tuple[Reason, ...]:
     board, demand = context.board, job.demand
     state = board.state
-    every = [n for n in state.nodes.values() if whole(n, job)]
-    avoid = board.avoided(job)
-    working = [n for n in every if n.takes_work and n.name not in avoid]
+    every, working, holders, free = context.around(demand, avoid)
     need = f"{demand.nodes} node{'s' if demand.nodes > 1 else ''} with {_share(job)}"
     reasons: list[Reason] = []
     if len(every) < demand.nodes:
@@ -206,7 +257,6 @@ def why_not_placed(context: Context, job: Job) -> tuple[Reason, ...]:
     open_now = int(fitting(state.capacity, demand, rows).sum())
     open_unclaimed = int(fitting(board.capacity, demand, rows).sum())
     if open_now < demand.nodes:
-        holders = sorted({job_id for n in working for job_id in state.holders(n.name)})
         reasons.append(
             Reason(
                 code="gpus_busy",
@@ -215,14 +265,15 @@ def why_not_placed(context: Context, job: Job) -> tuple[Reason, ...]:
                     "nodes_needed": demand.nodes,
                     "nodes_free": open_now,
                     "nodes_of_this_kind": len(working),
-                    "free_gpus": gpus_of(_free(board, working)),
+                    "free_gpus": gpus_of(free),
                 },
-                blockers=tuple(holders[:SHOWN]),
+                blockers=holders,
                 actions=("wait for a job to end", "ask for fewer accelerators"),
             )
         )
     elif open_unclaimed < demand.nodes:
-        claimers = sorted({j for (node, _), j in board.claimed.items() if node in {n.name for n in working}})
+        names = {n.name for n in working}
+        claimers = sorted({j for (node, _), j in board.claimed.items() if node in names})
         if claimers:
             reasons.append(
                 Reason(
@@ -246,7 +297,7 @@ def why_not_placed(context: Context, job: Job) -> tuple[Reason, ...]:
     if not reasons:
         taken = "Free GPUs went to jobs that come first"
         reasons.append(Reason(code="behind", message=f"Needs {need}. {taken}", facts={"nodes_free": open_now}))
-    return (*reasons, *_above_nominal(board, job))
+    return tuple(reasons)
 
 
 def rejoin_reasons(context: Context, job: Job, had: Claim) -> tuple[Reason, ...]:
@@ -270,14 +321,7 @@ def _above_nominal(board: Board, job: Job) -> list[Reason]:
     return []
 
 
-def whole(node: Node, job: Job) -> bool:
-    """Whether the node could hold one share of the job when it is empty."""
-    demand = job.demand
-    able = sum(not demand.models or gpu.model in demand.models for gpu in node.gpus)
-    return able >= demand.gpus and node.cpu_milli >= demand.cpu and node.memory_mib >= demand.memory
-
-
-def _free(board: Board, nodes: list[Node]) -> int:
+def _free(board: Board, nodes: tuple[Node, ...]) -> int:
     return sum(sum(board.state.capacity.left(n.name)[0]) for n in nodes)
 
 

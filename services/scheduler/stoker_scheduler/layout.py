@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from .placement import Demand
 from .quota import Tree
-from .state import State
+from .state import Node, State
 from .topology import Topology
 from .usage import ALL
 
@@ -19,6 +20,9 @@ class Layout:
     topology: Topology
     working: dict[str, int]
     cordoned: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    _able: dict[Demand, tuple[Node, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _same: dict[tuple[int, ...], tuple[Node, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, state: State) -> Layout:
@@ -31,7 +35,23 @@ class Layout:
             for gpu in node.gpus:
                 working[ALL] += 1000
                 working[gpu.model] = working.get(gpu.model, 0) + 1000
-        return cls(state.layout, Tree.of(state.cluster), Topology.of(state), working, tuple(cordoned))
+        return cls(
+            state.layout,
+            Tree.of(state.cluster),
+            Topology.of(state),
+            working,
+            tuple(cordoned),
+            tuple(state.nodes.values()),
+        )
+
+    def able(self, demand: Demand) -> tuple[Node, ...]:
+        """Nodes that could hold one share when they are empty: the same tuple for all demands that have the same."""
+        demand = demand._replace(nodes=1)
+        found = self._able.get(demand)
+        if found is None:
+            rows = tuple(row for row, node in enumerate(self.nodes) if whole(node, demand))
+            found = self._able[demand] = self._same.setdefault(rows, tuple(self.nodes[row] for row in rows))
+        return found
 
     def totals(self, state: State) -> dict[str, int]:
         """GPUs there are to share, by model: those that take work, and those in use on nodes that take none."""
@@ -44,6 +64,13 @@ class Layout:
                     found[ALL] += held
                     found[gpu.model] = found.get(gpu.model, 0) + held
         return found
+
+
+def whole(node: Node, demand: Demand) -> bool:
+    """Whether the node could hold one share when it is empty."""
+    if node.cpu_milli < demand.cpu or node.memory_mib < demand.memory or len(node.gpus) < demand.gpus:
+        return False
+    return not demand.models or sum(gpu.model in demand.models for gpu in node.gpus) >= demand.gpus
 
 
 class Layouts:
