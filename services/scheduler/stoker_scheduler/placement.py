@@ -1,7 +1,7 @@
 """Where a gang's node shares go: to the nodes on which they make the least idle GPU useless.
 
-A share costs what it adds to stranded and splintered GPU there, and the scarcity of the GPUs that it takes. Equal costs
-go to the node that is left fullest, then to the one that joined first.
+A share costs what it adds to stranded, broken and splintered GPU there, and the scarcity of the GPUs that it takes.
+Equal costs go to the node that is left fullest, then to the one that joined first.
 """
 
 from __future__ import annotations
