@@ -11,7 +11,8 @@ from bisect import insort
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-Order = Literal["fifo", "easy", "skip"]
+Order = Literal["fifo", "easy", "easy_deep", "skip"]
+DEPTH = 400  # jobs behind the first blocked one that EASY looks at; easy_deep looks at all
 Held = tuple[tuple[int, int], ...]
 
 
@@ -89,18 +90,23 @@ def _starters(
     begun: list[int] = []
     until: int | None = None  # what passes must be gone by then
     blocked: set[int] = set()  # sizes that did not fit
+    looked = 0
     for job in waiting:
         ask = asks[job]
+        if until is not None:
+            looked += 1
+            if looked > DEPTH and order == "easy":
+                break
+            if now + ask.lasts > until:
+                continue
         if ask.gpus in blocked:
             continue
         if not space.fits(ask.gpus):
             blocked.add(ask.gpus)
             if order == "fifo":
                 break
-            if order == "easy" and until is None:
+            if order != "skip" and until is None:
                 until = _when(ask.gpus, running, space)
-            continue
-        if until is not None and now + ask.lasts > until:
             continue
         insort(running, (now + ask.lasts, job, space.take(ask.gpus)))
         begun.append(job)
