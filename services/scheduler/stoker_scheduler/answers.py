@@ -113,7 +113,7 @@ def plan(cycle: Cycle, asked: PlanAsked) -> Planned:
     )  # fmt: skip
 
 
-NEVER = ("too_few_nodes", "unknown_queue", "unknown_class", "dependency_failed")
+NEVER = ("too_few_nodes", "no_such_gpu", "nodes_too_small", "unknown_queue", "unknown_class", "dependency_failed")
 
 
 def hypothetical(state: State, spec: JobSpec, now_ms: int) -> Job:
@@ -145,6 +145,9 @@ def queues(cycle: Cycle) -> QueuesTold:
         order.append(name)
         stack += reversed(board.tree.children.get(name, ()))
     waiting = _waiting(cycle)
+    gone = sorted(
+        {*waiting, *(name for name, held in state.usage.held.items() if held[ALL])} - board.tree.queues.keys()
+    )
     return QueuesTold(
         seq=state.seq,
         at_ms=cycle.now_ms,
@@ -152,8 +155,20 @@ def queues(cycle: Cycle) -> QueuesTold:
         gpus=gpus_of(board.totals[ALL]),
         gpus_free=gpus_of(sum(sum(state.capacity.left(n.name)[0]) for n in state.nodes.values() if n.takes_work)),
         gpus_claimed=gpus_of(1000 * len(state.claimed)),
-        queues=tuple(_status(cycle, name, waiting) for name in order),
+        queues=(*(_status(cycle, name, waiting) for name in order), *(_gone(state, name, waiting) for name in gone)),
     )
+
+
+def _gone(state: State, name: str, waiting: dict[str, tuple[int, int, list[WaitingShape]]]) -> QueueStatus:
+    """A queue that the configuration does not have any more, as long as it has jobs: they must be seen somewhere."""
+    jobs, milli, shapes = waiting.get(name, (0, 0, []))
+    held = state.usage.held.get(name, {})
+    return QueueStatus(
+        name=name, parent=None, weight=0, nominal=None, limit=None, lend=None, used=gpus_of(held.get(ALL, 0)),
+        borrowed=0, lent=0, used_by_model={m: gpus_of(n) for m, n in sorted(held.items()) if m != ALL and n},
+        active_jobs=state.usage.active.get(name, 0), waiting_jobs=jobs, waiting_gpus=gpus_of(milli), share=0,
+        past_gpu_hours=0, window_open=False, shapes=tuple(shapes),
+    )  # fmt: skip
 
 
 def _waiting(cycle: Cycle) -> dict[str, tuple[int, int, list[WaitingShape]]]:

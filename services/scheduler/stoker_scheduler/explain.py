@@ -11,8 +11,10 @@ from typing import NamedTuple
 from stoker_proto import Reason
 
 from .board import ENDLESS, Board
+from .fragments import Bools
+from .gang import domains
 from .placement import Demand, fitting
-from .quota import Refusal, borrowed
+from .quota import Refusal, borrowed, refusal
 from .reserve import Forecast
 from .state import Claim, Job, Node
 from .usage import ALL
@@ -149,12 +151,12 @@ class Context:
         return found
 
     def refused(self, job: Job, told: Refusal) -> tuple[Reason, ...]:
-        """What quota has against the job."""
+        """What quota has against the job; and what would keep it from starting if quota had nothing."""
         key = (told, job.class_name)
         found = self.quotas.get(key)
         if found is None:
             found = self.quotas[key] = quota_reasons(self.board, job, told)
-        return found
+        return (*found, *(r for r in why_not_placed(self, job) if r.code not in FOLLOWING))
 
     def behind(self, job: Job) -> tuple[Reason, ...]:
         told = f"{job.id} has waited longest in this queue and is not overtaken any more"
@@ -212,16 +214,35 @@ def why_not_placed(context: Context, job: Job) -> tuple[Reason, ...]:
     """
     board = context.board
     avoid = board.avoided(job)
+    job, closed = _open_to(board, job)
     key = (job.demand, job.spec.compute.within, avoid)
     found = context.shapes.get(key)
     if found is None:
         found = context.shapes[key] = _why_shape(context, job, avoid)
+    if closed is not None:
+        found = (*found, *quota_reasons(board, job, closed))
     if found[0].code in FINAL:
         return found
     return (*found, *_above_nominal(board, job))
 
 
-FINAL = ("too_few_nodes", "nodes_unavailable")
+FINAL = ("too_few_nodes", "no_such_gpu", "nodes_too_small", "nodes_unavailable")
+FOLLOWING = ("behind", "above_nominal")  # said of jobs that would fit, or that quota lets borrow
+
+
+def _open_to(board: Board, job: Job) -> tuple[Job, Refusal | None]:
+    """The job as one that asks only for the models that quota leaves open to it, and what closes the others."""
+    if not board.models_with_quota():
+        return job, None
+    models, _ = board.allowed(job)
+    if models is None or models == job.demand.models:
+        return job, None
+    for model in job.demand.models or sorted(m for m in board.totals if m != ALL):
+        asked = ((model, job.milli),)
+        told = refusal(board.tree, board.usage, board.totals, job.queue, board.class_of(job), asked)
+        if told is not None:
+            return job._replace(demand=job.demand._replace(models=models)), told
+    return job, None
 
 
 def _why_shape(context: Context, job: Job, avoid: tuple[str, ...]) -> tuple[Reason, ...]:
@@ -230,6 +251,8 @@ def _why_shape(context: Context, job: Job, avoid: tuple[str, ...]) -> tuple[Reas
     every, working, holders, free = context.around(demand, avoid)
     need = f"{demand.nodes} node{'s' if demand.nodes > 1 else ''} with {_share(job)}"
     reasons: list[Reason] = []
+    if not every and (never := _unfit(board, job, need)):
+        return (never,)
     if len(every) < demand.nodes:
         reasons.append(
             Reason(
@@ -284,8 +307,7 @@ def _why_shape(context: Context, job: Job, avoid: tuple[str, ...]) -> tuple[Reas
                     actions=("set limits.timeout_minutes: a job that is gone in time may use them",),
                 )
             )
-    elif job.spec.compute.within is not None:
-        level = job.spec.compute.within
+    elif (level := job.spec.compute.within) is not None and not _fits_within(board, job, rows, level):
         reasons.append(
             Reason(
                 code="topology",
@@ -298,6 +320,45 @@ def _why_shape(context: Context, job: Job, avoid: tuple[str, ...]) -> tuple[Reas
         taken = "Free GPUs went to jobs that come first"
         reasons.append(Reason(code="behind", message=f"Needs {need}. {taken}", facts={"nodes_free": open_now}))
     return tuple(reasons)
+
+
+def _fits_within(board: Board, job: Job, rows: Bools, level: str) -> bool:
+    free = fitting(board.capacity, job.demand, rows)
+    return next(domains(board.topology, free, job.demand.nodes, level), None) is not None
+
+
+def _unfit(board: Board, job: Job, need: str) -> Reason | None:
+    """Why no node could hold a share even when it is empty; None when there are no GPUs at all yet."""
+    demand, nodes = job.demand, board.layout.nodes
+    models = sorted({gpu.model for node in nodes for gpu in node.gpus})
+    able = [node for node in nodes if any(not demand.models or gpu.model in demand.models for gpu in node.gpus)]
+    if not models:
+        return None
+    if not able:
+        return Reason(
+            code="no_such_gpu",
+            message=f"Needs {need}; the GPUs here are {', '.join(models)}",
+            facts={"models": models, "models_asked": list(demand.models)},
+            actions=(f"ask for {' or '.join(models[:3])}", "wait for nodes to join"),
+        )
+    most = max(sum(not demand.models or gpu.model in demand.models for gpu in node.gpus) for node in able)
+    cores, memory = max(n.cpu_milli for n in able) / 1000, max(n.memory_mib for n in able) / 1024
+    facts: dict[str, Fact] = {}
+    actions = []
+    if most < demand.gpus:
+        facts |= {"gpus_asked": demand.gpus, "most_gpus_on_a_node": most}
+        spread = -(-demand.gpus * demand.nodes // most)
+        actions.append(f"ask for GPU_{most}x{job.spec.compute.model} on {spread} nodes")
+    if cores * 1000 < demand.cpu:
+        facts |= {"cores_asked": demand.cpu / 1000, "most_cores_on_a_node": cores}
+        actions.append(f"ask for at most {cores:g} cores per node")
+    if memory * 1024 < demand.memory:
+        facts |= {"gib_asked": demand.memory / 1024, "most_gib_on_a_node": memory}
+        actions.append(f"ask for at most {memory:g} GiB per node")
+    return Reason(
+        code="nodes_too_small", message=f"Needs {need}; no node has that much even when it is empty", facts=facts,
+        actions=(*actions, "wait for larger nodes to join"),
+    )  # fmt: skip
 
 
 def rejoin_reasons(context: Context, job: Job, had: Claim) -> tuple[Reason, ...]:
