@@ -145,6 +145,7 @@ async def lead(
         start = await resume(bus.log, snapshots, service, core)
         keeper = Keeper(snapshots, service, core, start, snapshot_every)
     wake = asyncio.Event()
+    wake.set()  # all may be known already
     leadership = _Leadership(bus, service, holder, wake)
     reader = _Reader(bus, start, core.wants if isinstance(core, Selective) else None, wake)
     tasks = [asyncio.create_task(leadership.keep()), asyncio.create_task(reader.run())]
