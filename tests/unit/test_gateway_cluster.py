@@ -120,6 +120,13 @@ def test_a_part_of_the_wrong_kind_does_not_hide_the_other_mistakes() -> None:
     }
 
 
+def test_anchors_that_grow_without_end_are_one_mistake_and_not_a_hundred_thousand() -> None:
+    wrong = ", ".join(f"a b{n}: 1" for n in range(400))
+    text = f"labels:\n  n0: &x {{{wrong}}}\n" + "".join(f"  n{n}: *x\n" for n in range(1, 300))
+    assert "values at most" in mistakes(text)[""].message
+    assert len(mistakes(text)) == 1
+
+
 def test_times_of_day_need_no_quotes() -> None:
     source = CLUSTER.text("windows: [{name: night, zone: UTC, days: [mon], start: 18:30, end: 06:00}]")
     assert read_cluster(source.value, ZONES, source).windows[0].start == "18:30"
@@ -177,7 +184,7 @@ def test_a_difference_is_one_line_for_each_thing_that_changed() -> None:
         Change("/queues/research/gpus/lend", "changed", 4.0, None),
         Change("/topology", "changed", ["rack", "rail"], ["row", "rack"]),
         Change("/labels/n1", "added", new={"rack": "r1"}),
-        Change("/scheduling/reservations", "changed", 4, 1),
+        Change("/scheduling/reservations", "changed", 8, 1),
     ]  # fmt: skip
 
 

@@ -101,10 +101,12 @@ async def _schedule_mistakes(raw: object, bus: Bus, views: Views) -> list[FieldE
         if job_id in missing - there:
             told = f"there is no job {job_id!r} to wait for"
             found.append(FieldError(pointer=f"/schedule/after/{at}/job", code="not_found", message=told))
+    if schedule.get("deadline") is None:
+        return found
     try:
-        deadline = DEADLINE.validate_python(schedule.get("deadline"))
+        deadline = DEADLINE.validate_python(schedule["deadline"])
     except ValidationError:
-        return found  # not given, or told as what it is
+        return found  # and told as what it is
     if deadline <= datetime.now(UTC):
         told = f"{deadline.isoformat()} is over already"
         found.append(FieldError(pointer="/schedule/deadline", code="invalid", message=told))

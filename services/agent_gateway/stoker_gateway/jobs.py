@@ -69,7 +69,7 @@ async def found(bus: Bus, views: Views, job_id: str) -> JobView:
         if first is not None:
             await views.reached(first.seq, READ_YOUR_WRITES_S)
             view = views.job(job_id) or evolve_job(None, first)
-    if view is None and views.array(job_id):
+    if view is None and views.has_array(job_id):
         told = f"{job_id} is an array, and its jobs go by their own ids"
         raise ProblemError(problem("not_found", told, next_actions=(f"stoker list --array {job_id}",)))
     if view is None:

@@ -130,14 +130,19 @@ class Views:
 
     def known(self, job_ids: Collection[str]) -> set[str]:
         """Those of these jobs that there are."""
+        if not job_ids:
+            return set()
         with self._engine.connect() as connection:
-            return set(connection.scalars(select(JobRow.id).where(JobRow.id.in_(job_ids)))) if job_ids else set()
+            return set(connection.scalars(select(JobRow.id).where(JobRow.id.in_(job_ids))))
 
-    def array(self, array_id: str, states: Sequence[str] = ()) -> list[str]:
-        """The ids of an array's jobs, in these states or all, in the order in which they were accepted."""
-        query = select(JobRow.id).where(JobRow.array_id == array_id).order_by(JobRow.submitted_seq)
+    def has_array(self, array_id: str) -> bool:
         with self._engine.connect() as connection:
-            return list(connection.scalars(query.where(JobRow.state.in_(states)) if states else query))
+            return connection.scalar(GET_ARRAY, {"key": array_id}) is not None
+
+    def array(self, array_id: str) -> list[str]:
+        """The ids of an array's jobs, in the order in which they were accepted."""
+        with self._engine.connect() as connection:
+            return list(connection.scalars(GET_ARRAY, {"key": array_id}))
 
     def inventory(self) -> list[Machine]:
         """What each node that ever joined has: asked at each submission, so kept at hand."""
@@ -180,6 +185,7 @@ def _put(table: type[Base], key: str) -> Insert:
 PUT_JOB, PUT_NODE = _put(JobRow, "id"), _put(NodeRow, "name")
 PUT_CLUSTER, PUT_CHECKPOINT = _put(ClusterRow, "one"), _put(CheckpointRow, "one")
 GET_JOB = select(JobRow.view).where(JobRow.id == bindparam("key"))
+GET_ARRAY = select(JobRow.id).where(JobRow.array_id == bindparam("key")).order_by(JobRow.submitted_seq)
 GET_NODE = select(NodeRow.view).where(NodeRow.name == bindparam("key"))
 
 

@@ -121,7 +121,7 @@ async def _not_the_other_kind(bus: Bus, views: Views, array_id: str | None, prin
     if array_id and await bus.log.last(subjects.job_event(job_id, "submitted")) is not None:
         raise _reused(key, job_id)
     other = keyed_array_id(principal, key)
-    if not array_id and views.array(other):
+    if not array_id and views.has_array(other):
         raise _reused(key, other)
 
 
