@@ -184,7 +184,7 @@ def test_a_difference_is_one_line_for_each_thing_that_changed() -> None:
         Change("/queues/research/gpus/lend", "changed", 4.0, None),
         Change("/topology", "changed", ["rack", "rail"], ["row", "rack"]),
         Change("/labels/n1", "added", new={"rack": "r1"}),
-        Change("/scheduling/reservations", "changed", 8, 1),
+        Change("/scheduling/reservations", "changed", old.scheduling.reservations, 1),
     ]  # fmt: skip
 
 
