@@ -19,7 +19,7 @@ def test_the_story_has_everything_in_it_and_ends_well() -> None:
     story, _ = whole()
     assert len(story.records) >= LEAST_EVENTS
     actions = [a for r in story.records if isinstance(r.event, DecisionBatch) for a in r.event.actions]
-    assert {a.action for a in actions} == {"place", "stop", "requeue", "finish", "fence", "claim", "unclaim"}
+    assert {a.action for a in actions} >= {"place", "stop", "requeue", "finish", "fence", "claim", "unclaim"}
     assert {a.reason for a in actions if a.action == "stop"} >= {"preempted", "node_quarantined", "peer_failed"}
     assert len(set(story.ends().values())) > 1
     assert (story.leaks(), story.scheduler.state.voided) == ([], 0)

@@ -145,6 +145,32 @@ def test_E3_a_cancel_at_any_stage_ends_with_everything_released(stage: str) -> N
     assert len(cluster.places("next")) == (2 if stage != "queued" else 0)
 
 
+def test_E3_nobody_gives_way_for_a_job_that_was_cancelled_before_the_decision_landed() -> None:
+    cluster = busy()
+    cluster.fold(urgent("p"))
+    (batch,) = [d.event for d in cluster.scheduler.decide(cluster.log.at_ms) if isinstance(d.event, DecisionBatch)]
+    assert {a.action for a in batch.actions} == {"stop", "claim"}
+    cluster.fold(CancelRequested(job_id="p"))
+    cluster.fold(batch)
+    assert cluster.state.voided == 2
+    assert cluster.attempt("low").stop is None
+    cluster.decide()
+    assert cluster.ended("p").state == "cancelled"
+
+
+def test_E2_nobody_gives_way_on_a_node_that_fell_away_before_the_decision_landed() -> None:
+    cluster = busy()
+    cluster.nodes("n2")
+    cluster.run(submitted("other"))
+    cluster.fold(urgent("p", nodes=2))
+    (batch,) = [d.event for d in cluster.scheduler.decide(cluster.log.at_ms) if isinstance(d.event, DecisionBatch)]
+    cluster.fold(NodeUnknown(node="n2", boot_epoch="b1", rule="silence", reason="no heartbeat"))
+    cluster.fold(batch)
+    assert cluster.state.voided == 3
+    assert (cluster.attempt("low").stop, cluster.attempt("other").stop) == (None, None)
+    assert cluster.state.claims == {}
+
+
 def test_E4_a_cancel_while_no_scheduler_runs_is_carried_out_by_the_next_one() -> None:
     cluster = busy()
     cluster.tell(submitted("waiting"))

@@ -56,12 +56,15 @@ def announcement_key(event: AttemptPlaced | JobRequeued | JobFinished | JobBoost
 
 
 def apply_batch(state: State, batch: DecisionBatch, recorded: Recorded) -> None:
+    claims = {action.job_id: action for action in batch.actions if isinstance(action, Claim)}
     for action in batch.actions:
         match action:
             case Place():
                 held = _place(state, action, recorded)
             case Stop():
-                held = _stop(state, action, recorded)
+                # Nobody gives way for a job that cannot have the GPUs any more.
+                vain = action.by in claims and not _claimable(state, claims[action.by])
+                held = not vain and _stop(state, action, recorded)
             case Requeue():
                 held = _requeue(state, action, recorded)
             case Finish():
@@ -328,21 +331,26 @@ def _fence(state: State, action: Fence, recorded: Recorded) -> bool:
 
 
 def _claim(state: State, action: Claim, recorded: Recorded) -> bool:
-    job = state.jobs.get(action.job_id)
-    if job is None or not _startable(state, job):
+    if not _claimable(state, action):
         return False
-    for allocation in action.allocations:
-        if not _working(state, allocation):
-            return False
-        for uuid in allocation.gpus:
-            if state.claimed.get((allocation.node, uuid), job.id) != job.id:
-                return False
-    drop_claim(state, job.id)
-    state.claims[job.id] = entities.Claim(job.id, recorded.seq, action.kind, action.allocations, action.starts_ms)
+    job_id = action.job_id
+    drop_claim(state, job_id)
+    state.claims[job_id] = entities.Claim(job_id, recorded.seq, action.kind, action.allocations, action.starts_ms)
     for allocation in action.allocations:
         for uuid in allocation.gpus:
-            state.claimed[(allocation.node, uuid)] = job.id
+            state.claimed[(allocation.node, uuid)] = job_id
     return True
+
+
+def _claimable(state: State, action: Claim) -> bool:
+    """Whether the job may wait for these GPUs: its nodes work, and nobody else has a claim on any."""
+    if not _startable(state, state.jobs.get(action.job_id)):
+        return False
+    return all(
+        _working(state, allocation)
+        and all(state.claimed.get((allocation.node, u), action.job_id) == action.job_id for u in allocation.gpus)
+        for allocation in action.allocations
+    )
 
 
 def _boost(state: State, action: Boost) -> bool:
