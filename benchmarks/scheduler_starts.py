@@ -12,7 +12,6 @@ import contextlib
 import os
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -194,7 +193,7 @@ async def tell(bus: Bus, jobs: int) -> dict[str, Any]:
     submitted: dict[str, Recorded] = {}
     started: dict[str, int] = {}
     counts: Counter[str] = Counter()
-    end, at = await bus.log.end(), 0
+    end = await bus.log.end()
     async for burst in bus.log.bursts():
         for recorded in burst.recorded:
             event = recorded.event

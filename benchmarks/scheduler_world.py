@@ -45,9 +45,7 @@ def job_spec(gpus: int = 1, nodes: int = 1, model: str = "ANY", minutes: float |
 
 def joining(name: str, model: str, gpus: int, labels: dict[str, str]) -> tuple[Event, ...]:
     """What a node tells when it comes, until it takes work."""
-    found = tuple(
-        Gpu(uuid=f"{name}-{i}", index=i, model=model, name=model, memory_bytes=80 * GIB) for i in range(gpus)
-    )
+    found = tuple(Gpu(uuid=f"{name}-{i}", index=i, model=model, name=model, memory_bytes=80 * GIB) for i in range(gpus))
     return (
         NodeJoined(
             node=name, boot_epoch="b", gpus=found, cpus=128, memory_bytes=1024 * GIB, labels=labels, simulated=True
@@ -129,9 +127,11 @@ class World:
     def fill(self, names: list[str], rng: random.Random, specs: list[JobSpec]) -> None:
         """Let running jobs hold every GPU of these nodes, without a scheduler that would have to find them."""
         at, free, actions = 0, 8, []
+        sizes = [(s, s.compute.per_node, s.compute.nodes) for s in specs]
         while at < len(names):
-            fitting = [s for s in specs if s.compute.per_node <= free and (s.compute.nodes == 1 or free == 8)]
-            spec = rng.choice([s for s in fitting if at + s.compute.nodes <= len(names)])
+            room = len(names) - at
+            fitting = [s for s, gpus, nodes in sizes if gpus <= free and nodes <= room and (nodes == 1 or free == 8)]
+            spec = rng.choice(fitting)
             job_id = f"run-{self._filled:06d}"
             self._filled += 1
             taken = []
