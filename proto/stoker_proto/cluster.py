@@ -90,7 +90,7 @@ class Scheduling(Strict):
     max_preemptions: int = Field(3, ge=1, le=1000, description="then the job is boosted and not preempted again")
     preempt_after_seconds: float = Field(0, ge=0, description="wait so long for natural ends before preempting")
     preemptions_per_minute: int = Field(600, ge=1, description="in the whole cluster")
-    reservations: int = Field(4, ge=0, le=1000, description="blocked gangs of a GPU model that have GPUs kept for them")
+    reservations: int = Field(8, ge=0, le=1000, description="blocked gangs of a GPU model that have GPUs kept for them")
     reserve_after_seconds: float = Field(0, ge=0, description="a gang that has waited so long gets a reservation")
     half_life_hours: float = Field(24, gt=0, le=8760, description="in which past usage loses half its weight")
     shortest_charge_seconds: float = Field(60, ge=0, description="what the shortest job counts in past usage")
