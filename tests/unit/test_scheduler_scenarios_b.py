@@ -69,6 +69,27 @@ def test_B1_endless_small_jobs_do_not_keep_a_large_gang_waiting(limits: bool, qu
     assert bool(late) == limits, "only who is known to be gone in time may use what is kept"
 
 
+def test_B1_a_gang_that_only_its_queues_limit_holds_up_starts_once_the_queue_has_let_it_wait_long_enough() -> None:
+    cluster = Cluster(check=True)
+    cluster.configure(queues=[{"name": "default", "gpus": {"limit": 4}, "max_wait_minutes": 10}])
+    cluster.nodes("n1", gpus=8)
+    for number in range(4):
+        cluster.run(submitted(f"s{number}", per_node=1))
+    cluster.tell(submitted("gang", per_node=4))
+    for number in range(4, 30):
+        cluster.tell(submitted(f"s{number}", per_node=1))
+        if cluster.places("gang"):
+            break
+        oldest = next(iter(cluster.state.active))
+        cluster.start(oldest)
+        cluster.end(oldest)
+        cluster.later(MINUTE)
+    assert cluster.places("gang") == ("n1",)
+    assert starts(cluster)[4:] == [*(f"s{n}" for n in range(4, 14)), "gang"], (
+        "ten in ten minutes, then nobody before it"
+    )
+
+
 def test_B2_a_fitting_job_behind_ten_thousand_that_do_not_fit_starts_at_once() -> None:
     log, scheduler = ListLog(), Scheduler(Timing())
     unfit, small = spec(per_node=8, model="H100"), spec(per_node=1, model="A100")

@@ -89,3 +89,63 @@ def test_when_the_node_of_a_victim_breaks_another_gives_way_and_no_third() -> No
     cluster.tell(released(first, 1, node, attempt.fence))
     cluster.later(10 * MINUTE)
     assert len(cluster.preempted()) == 2
+
+
+def test_a_gang_for_which_gpus_are_kept_takes_victims_as_soon_as_it_may() -> None:
+    cluster = cluster_of("n1", scheduling={"min_run_minutes": 5})
+    cluster.run(submitted("low", limits={"timeout_minutes": 600}, **LOW))
+    cluster.tell(submitted("high"))
+    assert (cluster.codes("high"), cluster.preempted()) == (["reserved"], [])
+    assert cluster.scheduler.due_ms(cluster.log.at_ms) == cluster.log.at_ms + 5 * MINUTE
+    cluster.later(5 * MINUTE - 1)
+    assert cluster.preempted() == []
+    cluster.later(1)
+    assert (cluster.codes("high"), cluster.preempted()) == (["draining"], ["low"])
+    cluster.stopped("low")
+    assert cluster.places("high") == ("n1",)
+
+
+def test_what_is_kept_for_a_job_that_its_queue_may_not_start_any_more_goes_to_others() -> None:
+    cluster = cluster_of("n1", queues=[{"name": "a"}, {"name": "b"}])
+    cluster.run(submitted("low", queue="a", **LOW))
+    cluster.tell(submitted("high", queue="a"))
+    cluster.configure(queues=[{"name": "a", "gpus": {"limit": 1}}, {"name": "b"}])
+    assert set(cluster.state.claims) == {"high"}, "what it waits for is still on its way"
+    cluster.tell(submitted("other", per_node=1, queue="b"))
+    cluster.stopped("low")
+    assert cluster.codes("high")[0] == "queue_limit"
+    assert (cluster.state.claims, cluster.places("other")) == ({}, ("n1",))
+
+
+def test_what_is_kept_for_a_job_goes_to_others_when_its_queue_is_gone() -> None:
+    cluster = cluster_of("n1", queues=[{"name": "a"}, {"name": "b"}])
+    cluster.run(submitted("low", queue="b", **LOW))
+    cluster.tell(submitted("high", queue="b"))
+    cluster.tell(submitted("other", queue="a"))
+    assert set(cluster.state.claims) == {"high"}
+    cluster.configure(queues=[{"name": "a"}])
+    assert "high" not in cluster.state.claims
+    cluster.stopped("low")
+    assert cluster.places("other") == ("n1",)
+
+
+def test_gpus_are_not_kept_on_a_node_whose_cores_nobody_will_give_back() -> None:
+    cluster = cluster_of("n1", "n2", gpus=4)
+    cluster.run(submitted("endless", per_node=1, cpus_per_node=4))
+    cluster.run(submitted("short", per_node=4, limits={"timeout_minutes": 10}))
+    assert (len(cluster.places("endless")), len(cluster.places("short"))) == (1, 1)
+    cluster.tell(submitted("waits", per_node=3, cpus_per_node=2))
+    assert [a.node for a in cluster.state.claims["waits"].allocations] == list(cluster.places("short"))
+    cluster.tell(submitted("small", per_node=2))
+    assert cluster.places("small") == cluster.places("endless")
+
+
+def test_only_so_many_jobs_give_way_in_a_minute() -> None:
+    cluster = cluster_of("n1", "n2", scheduling={"preemptions_per_minute": 1})
+    cluster.run(submitted("low0", **LOW), submitted("low1", **LOW))
+    cluster.tell(submitted("p0"), submitted("p1"))
+    assert len(cluster.preempted()) == 1
+    cluster.later(MINUTE - 1)
+    assert len(cluster.preempted()) == 1, "a whole minute must have passed"
+    cluster.later(1)
+    assert len(cluster.preempted()) == 2

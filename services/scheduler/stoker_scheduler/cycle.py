@@ -27,9 +27,10 @@ from .explain import (
 from .layout import Layouts
 from .order import Candidate, Walk
 from .queueing import lane_of
-from .quota import Refusal
+from .quota import Refusal, borrowed
 from .reserve import Forecast, gone_by
 from .state import Claim, Job, State
+from .usage import ALL
 from .victims import Eviction, Hunt, Victim, grace_ms
 from .waiting import Lane
 
@@ -180,6 +181,7 @@ class Cycle:
     def _dead(self, claim: Claim) -> str | None:
         job = self.state.jobs[claim.job_id]
         gates = gate_reasons(self.board, job) if job.state == "queued" else ()
+        gates = gates or unknown_reasons(self.board, job)
         if gates:
             return gates[0].message
         if claim.until_ms is not None:
@@ -211,31 +213,49 @@ class Cycle:
             if exclusion.until_ms > self.now_ms:
                 self.out.wait(exclusion.until_ms)
         claim, had = self.board.claims.get(job.id), None
-        if claim is not None and claim.until_ms is not None:
-            # What is left of it may not be enough any more: it looks for others, and keeps this until it has them.
+        if claim is not None and claim.kind == "reserve":
+            # Free GPUs or victims elsewhere may be had sooner; until it has those it keeps what it has.
             self.board.drop(job.id)
             claim, had = None, claim
         elif claim is not None:
             self.board.open(job.id)
-        placed, refused = self._put(candidate, claim)
-        if placed:
-            return
+        reserves = claim is None and (had is None or had.until_ms is not None)
         before = len(self.out.actions)
-        lesser = self._drop_outranked(job)
-        if lesser and self._instead_of(lesser, before, candidate, claim):
+        placed, refused = self._put(candidate, claim)
+        lesser = () if placed else self._drop_outranked(job)
+        if placed or (lesser and self._instead_of(lesser, before, candidate, claim, reserves)):
+            done = True
+        else:
+            done = claim is None and not lesser and self._evict(candidate)
+            if not done and claim is None and refused is None:
+                done = self._fill(candidate, job) or (reserves and self._reserve(candidate))
+        if done:
+            if had is not None:
+                self._count(job, had, -1)
             return
-        if claim is not None:
+        held = claim or had
+        if held is not None and refused is not None and not self._still_held(held):
+            # All that was kept is free, and quota says no: it has changed, and others may use it.
+            if claim is not None:
+                self._forget_claim(job.id)
+            self.out.actions.append(Unclaim(job_id=job.id, cause=f"queue {refused.queue} may not take it any more"))
+            self._refused(candidate, self._told(self.context.refused, job, refused))
+        elif claim is not None:
             self.board.keep(claim)
             self._told_alone(candidate, self._told(self.context.claimed, job, claim))
-        elif (not lesser and self._evict(candidate)) or (had and refused is None and self._reserve(candidate)):
-            return
         elif had is not None:
             self.board.claim(had)
-            self._told_alone(candidate, self._told(rejoin_reasons, self.context, job, had))
+            told = self._told(self.context.claimed, job, had)
+            if had.until_ms is not None:
+                told = self._told(rejoin_reasons, self.context, job, had)
+            self._told_alone(candidate, told)
         elif refused is not None:
             self._refused(candidate, self._told(self.context.refused, job, refused))
-        elif not self._fill(candidate, job) and not self._reserve(candidate):
+        else:
             self._blocked(candidate, self._told(why_not_placed, self.context, job))
+
+    def _still_held(self, claim: Claim) -> bool:
+        return any(self.state.held(a.node, uuid) for a in claim.allocations for uuid in a.gpus)
 
     def _put(self, candidate: Candidate, claim: Claim | None) -> tuple[bool, Refusal | None]:
         """Place the job, whose own claim is open, on GPUs that are free; else what quota has against it."""
@@ -259,19 +279,31 @@ class Cycle:
                 continue
             if other.queue == job.queue:
                 before = self.board.class_of(other).value < own
+            elif other.queue in self.board.tree.queues:
+                before = self.hunt.reclaimable(job, other.queue) > 0 or self._only_other_borrows(job, other)
             else:
-                before = other.queue in self.board.tree.queues and self.hunt.reclaimable(job, other.queue) > 0
+                before = False
             if before:
                 found.append(claim)
         for claim in found:
             self.board.drop(claim.job_id)
         return tuple(found)
 
-    def _instead_of(self, lesser: tuple[Claim, ...], before: int, candidate: Candidate, claim: Claim | None) -> bool:
+    def _only_other_borrows(self, job: Job, other: Job) -> bool:
+        """Whether what the other claims is beyond the guarantee of its queue, and this job stays within its own."""
+        tree, usage = self.board.tree, self.board.usage
+        if borrowed(tree, usage, other.queue) <= 0:
+            return False
+        nominal = tree.bounds[job.queue][ALL].nominal
+        return nominal is None or usage.of(job.queue) + job.milli <= nominal
+
+    def _instead_of(
+        self, lesser: tuple[Claim, ...], before: int, candidate: Candidate, claim: Claim | None, reserves: bool
+    ) -> bool:
         """Find room now that these claims are dropped; those that are in the way stay so, the others come back."""
         done, refused = self._put(candidate, claim)
         if not done and claim is None:
-            done = self._evict(candidate) or (refused is None and self._reserve(candidate))
+            done = self._evict(candidate) or (reserves and refused is None and self._reserve(candidate))
         taken = {
             (allocation.node, uuid)
             for action in self.out.actions[before:]

@@ -12,6 +12,7 @@ from stoker_proto import Allocation
 from .board import ENDLESS, Board
 from .fragments import Bools
 from .gang import domains
+from .placement import Demand
 from .state import Attempt, Claim, Job
 from .victims import grace_ms
 
@@ -24,6 +25,7 @@ class Forecast:
     def __init__(self, board: Board) -> None:
         self.board = board
         self._until: dict[tuple[str, str], int] | None = None
+        self._leaving: dict[str, list[tuple[int, int, int]]] = {}
 
     def until(self, node: str, uuid: str) -> int:
         """When the GPU is free: 0 when it is, ENDLESS when nobody can say."""
@@ -37,10 +39,21 @@ class Forecast:
                 ends = ends_ms(self.board, job, job.attempt)
                 for part in job.attempt.parts:
                     if part.released_ms is None:
-                        for held in part.allocation.gpus:
-                            key = (part.allocation.node, held)
-                            self._until[key] = max(self._until.get(key, 0), ends)
+                        held = part.allocation
+                        self._leaving.setdefault(held.node, []).append((ends, held.cpu_milli, held.memory_mib))
+                        for gpu in held.gpus:
+                            self._until[held.node, gpu] = max(self._until.get((held.node, gpu), 0), ends)
         return self._until.get((node, uuid), 0)
+
+    def _host_until(self, node: str, demand: Demand) -> int:
+        """When so many cores and so much memory are free there."""
+        _, cpu, memory = self.board.capacity.left(node)
+        until = 0
+        for ends, more_cpu, more_memory in sorted(self._leaving.get(node, ())):
+            if cpu >= demand.cpu and memory >= demand.memory:
+                break
+            cpu, memory, until = cpu + more_cpu, memory + more_memory, ends
+        return until if cpu >= demand.cpu and memory >= demand.memory else ENDLESS
 
     def claim(self, job: Job, usable: Bools, seq: int) -> Claim | None:
         """The GPUs that will be free together first, for the whole gang. Ties: more free now, then node order."""
@@ -71,7 +84,8 @@ class Forecast:
             if len(gpus) >= demand.gpus:
                 chosen = gpus[: demand.gpus]
                 held = sum(until > 0 for until, _, _ in chosen)
-                offers.append((chosen[-1][0], held, row, tuple(uuid for _, _, uuid in chosen)))
+                starts = max(chosen[-1][0], self._host_until(node.name, demand))
+                offers.append((starts, held, row, tuple(uuid for _, _, uuid in chosen)))
         if len(offers) < demand.nodes:
             return None
         offers.sort()
