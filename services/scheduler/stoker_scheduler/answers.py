@@ -20,11 +20,12 @@ from stoker_proto.jobs import Stop
 
 from .board import Pass
 from .cycle import Cycle
-from .explain import estimate, gpus_of
+from .explain import estimate
 from .order import MS_IN_HOUR
 from .queueing import demand_of, first_gates
 from .quota import ROOT, borrowed, share
 from .state import Job, State
+from .unplaced import gpus_of
 from .usage import ALL
 from .victims import lost_by
 from .waiting import Lane
