@@ -62,9 +62,13 @@ def main(args: list[str]) -> int:
         errors.print(note, markup=False)
     result = simulate(workload, _options(asked, workload.start_ms))
     if drawing is not None:
-        drawing.draw(
-            result, asked.plot, f"{(asked.trace or asked.log).name} on {result.nodes} nodes, {result.gpus:g} GPUs"
-        )
+        title = f"{(asked.trace or asked.log).name} on {result.nodes} nodes, {result.gpus:g} GPUs"
+        picture = drawing.draw(result, title, page=asked.plot.suffix == ".html")
+        try:
+            asked.plot.write_bytes(picture)
+        except OSError as error:
+            errors.print(f"error: --plot {asked.plot}: {error.strerror}", markup=False)
+            return 2
     if asked.output == "json":
         print(as_json(result, workload.notes))  # noqa: T201  (what was asked for)
     else:

@@ -101,7 +101,6 @@ class Ledger(Witness):
     _now_ms: int = 0
     _level: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # milli: there, held, running, splintered
     _sums: list[list[int]] = field(default_factory=list)  # the same times milliseconds, by bucket
-    _useful: int = 0
     _lost: int = 0
     _most: int = 0
 
@@ -143,10 +142,9 @@ class Ledger(Witness):
         if reason == "preempted":
             self._preempted.add(trial.work.job_id)
 
-    def exited(self, at_ms: int, trial: Trial, useful_ms: int, lost_ms: int) -> None:
+    def exited(self, at_ms: int, trial: Trial, lost_ms: int) -> None:
         self._advance(at_ms)
         self._level[2] -= trial.milli
-        self._useful += useful_ms * trial.milli
         self._lost += lost_ms * trial.milli
 
     def freed(self, at_ms: int, trial: Trial, node: str) -> None:
@@ -166,7 +164,7 @@ class Ledger(Witness):
         stories = list(self._stories.values())
         begun = [story for story in stories if story.started_ms is not None]
         done = [story for story in stories if story.ended_ms is not None]
-        there, held, _, splintered = (
+        there, held, running, splintered = (
             (sum(column) for column in zip(*self._sums, strict=True)) if self._sums else (0,) * 4
         )
         last_ms = max([story.ended_ms or 0 for story in done], default=at_ms)
@@ -185,7 +183,7 @@ class Ledger(Witness):
             mean_slowdown=_rounded(sum(slowdowns) / len(slowdowns)) if slowdowns else 0.0,
             makespan_s=(last_ms - self.start_ms) / 1000,
             allocation=_share(held, there),
-            utilisation=_share(self._useful, there),
+            utilisation=_share(running - self._lost, there),
             fragmentation=_share(splintered, there),
             preemptions=self._stops["preempted"],
             preempted_jobs=len(self._preempted),

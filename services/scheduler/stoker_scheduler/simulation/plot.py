@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import io
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -20,15 +19,16 @@ HOUR_S = 3600
 REPEATABLE: Any = {"svg.hashsalt": "stoker"}
 
 
-def draw(result: Result, path: Path, title: str) -> None:
-    """Write `path`: a PNG, or an HTML page that needs nothing else."""
+def draw(result: Result, title: str, *, page: bool) -> bytes:
+    """A PNG, or an HTML page that needs nothing else."""
+    if not page:
+        return _png(result, title)
     figures = [_use(result), _waits("queue time by gang size (GPUs)", result.waits_by_gpus)]
     if len(result.waits_by_class) > 1:
         figures.append(_waits("queue time by class", result.waits_by_class))
     if len(result.waits_by_queue) > 1:
         figures.append(_waits("queue time by queue", result.waits_by_queue))
-    data = _page(figures, title).encode() if path.suffix == ".html" else _png(result, title)
-    path.write_bytes(data)
+    return _page(figures, title).encode()
 
 
 def _axes(figure: Figure, *where: int) -> Any:

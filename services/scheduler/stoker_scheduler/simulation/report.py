@@ -43,7 +43,9 @@ def show(console: Console, result: Result) -> None:
 
 def _facts(result: Result) -> list[tuple[str, str]]:
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in result.outcomes.items()) or "none"
-    waiting = f", {result.never_started} never started" if result.never_started else ""
+    going = result.jobs - result.finished - result.never_started
+    waiting = f", {going} not over" if going else ""
+    waiting += f", {result.never_started} never started" if result.never_started else ""
     stops = "".join(f", {count} stopped: {name}" for name, count in result.other_stops.items())
     return [
         ("nodes", f"{result.nodes}, {result.gpus:g} GPUs"),

@@ -86,7 +86,7 @@ class Witness:
 
     def freed(self, at_ms: int, trial: Trial, node: str) -> None: ...
 
-    def exited(self, at_ms: int, trial: Trial, useful_ms: int, lost_ms: int) -> None: ...
+    def exited(self, at_ms: int, trial: Trial, lost_ms: int) -> None: ...
 
     def finished(self, at_ms: int, work: Work, told: JobFinished) -> None: ...
 
@@ -282,13 +282,13 @@ class World:
                 trial.dead.add(node)
 
     def _account(self, trial: Trial) -> None:
-        """Tell how much of the attempt's time was of use, and how much is lost; once."""
+        """Tell how much of the attempt's time is lost; once."""
         if trial.over or trial.dead or trial.began_ms is None:
             return
         kept, ran = trial.saved_ms - trial.began_ms, self.now_ms - trial.began_ms
         if trial.done_ms + self.now_ms - trial.saved_ms >= trial.work.duration_ms:
             kept = ran
-        self._witness.exited(self.now_ms, trial, kept, ran - kept)
+        self._witness.exited(self.now_ms, trial, ran - kept)
 
     def _exit(self, trial: Trial, outcome: Outcome) -> None:
         """All nodes that are still there report, free the GPUs and seal the logs."""
