@@ -110,6 +110,22 @@ def test_B2_a_fitting_job_behind_ten_thousand_that_do_not_fit_starts_at_once() -
     assert violations(scheduler.state) == []
 
 
+def test_B2_shapes_that_look_for_victims_in_vain_do_not_keep_others_from_looking() -> None:
+    cluster = Cluster(check=True)
+    cluster.configure(scheduling={"min_run_minutes": 0, "reservations": 0})
+    cluster.nodes("n1", "n2")
+    cluster.run(submitted("low1", priority_class="BEST_EFFORT"), submitted("low2", priority_class="BEST_EFFORT"))
+    cluster.tell(*(submitted(f"vain{n}", nodes=2, cpus_per_node=4.1 + n) for n in range(60)), submitted("able"))
+    for _ in range(2):
+        due = cluster.scheduler.due_ms(cluster.log.at_ms)
+        assert due is not None and due <= cluster.log.at_ms + 1_000
+        cluster.later(due - cluster.log.at_ms)
+    assert cluster.preempted() == ["low1"]
+    while (due := cluster.scheduler.due_ms(cluster.log.at_ms)) is not None and due < cluster.log.at_ms + MINUTE:
+        assert cluster.log.at_ms < 1_000_000 + MINUTE, "it comes to rest"
+        cluster.later(due - cluster.log.at_ms)
+
+
 def test_B4_a_higher_number_goes_first_everywhere() -> None:
     cluster = Cluster(check=True)
     cluster.tell(

@@ -28,6 +28,7 @@ from .evolve import HANDLERS, evolve
 from .invariants import violations
 from .layout import Layouts
 from .state import Job, State
+from .victims import Turns
 from .windows import Turn, turn, zone_data
 
 DETAILED_REASONS = 50  # jobs at the front of the queue whose numbers are kept current; the rest only when codes change
@@ -47,6 +48,7 @@ class Scheduler:
         self.state = State()
         self.layouts = Layouts()
         self.watch = Watch()
+        self._turns = Turns()
         self._timing = timing
         self._calendar = calendar
         self._check_every = check_every
@@ -68,9 +70,9 @@ class Scheduler:
         self.layouts = Layouts()
         self.watch = Watch()
 
-    def cycle(self, now_ms: int) -> Cycle:
+    def cycle(self, now_ms: int, turns: Turns | None = None) -> Cycle:
         """A pass over the present state, that has been run."""
-        cycle = Cycle(self.state, now_ms, self._timing, self.layouts, self.watch, tells=self._tells)
+        cycle = Cycle(self.state, now_ms, self._timing, self.layouts, self.watch, turns=turns, tells=self._tells)
         cycle.run()
         return cycle
 
@@ -79,7 +81,7 @@ class Scheduler:
         out = [Decision(event, None, key) for key, event in announcements(state)]
         turned, next_ms = self._windows(now_ms)
         out += turned
-        cycle = self.cycle(now_ms)
+        cycle = self.cycle(now_ms, self._turns)
         done = cycle.out
         if next_ms is not None:
             done.wait(next_ms)

@@ -31,11 +31,12 @@ from .quota import Refusal, borrowed
 from .reserve import Forecast, gone_by
 from .state import Claim, Job, State
 from .usage import ALL
-from .victims import Eviction, Hunt, Victim, grace_ms
+from .victims import Eviction, Hunt, Turns, Victim, grace_ms
 from .waiting import Lane
 
 MOST_ALLOCATIONS = 1_000  # in one batch, some 700 bytes each: beyond a megabyte messages of the log get slow
 MOST_HUNTS = 24  # looks for victims in one pass, each by another lane
+HUNT_AGAIN_MS = 1_000  # until the next pass, when not every lane could look
 LOOK_BEHIND = 64  # jobs behind a blocked one of their lane that may fit in before a claim starts
 MINUTE_MS = 60_000
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ class Cycle:
 
     def __init__(
         self, state: State, now_ms: int, timing: Timing, layouts: Layouts, watch: Watch | None = None, *,
-        tells: bool = True,
+        turns: Turns | None = None, tells: bool = True,
     ) -> None:  # fmt: skip
         self.state = state
         self.now_ms = now_ms
@@ -64,7 +65,9 @@ class Cycle:
         self.forecast = Forecast(self.board)
         self.context = Context(self.board, self.forecast)
         self._tells = tells
+        self._turns = turns or Turns()
         self._hunts = 0
+        self._look_again = self._passed_over = False
         self._allocations = 0
         self._lanes: dict[tuple[str, Lane], tuple[Reason, ...]] = {}
         self._reserved: dict[tuple[str, ...], int] = {}
@@ -82,8 +85,10 @@ class Cycle:
             if candidate is None:
                 break
             self._consider(candidate)
-        if self.hunt.wake_ms is not None:
-            self.out.wait(self.hunt.wake_ms)
+        if not self._passed_over:
+            self._turns.looked.clear()
+        if self._passed_over or self._look_again:
+            self.out.wait(self.now_ms + HUNT_AGAIN_MS)
         return self.out
 
     def why(self, job: Job) -> tuple[Reason, ...]:
@@ -415,22 +420,43 @@ class Cycle:
 
     def _evict(self, candidate: Candidate) -> bool:
         """Stop others for the job, and keep for it what that frees."""
-        found = self._eviction(candidate.job)
+        found = self._eviction(candidate)
         if found is None:
             return False
         self._claim(candidate.job, found.claim, found)
         self._told_alone(candidate, self._told(self.context.claimed, candidate.job, found.claim))
         return True
 
-    def _eviction(self, job: Job) -> Eviction | None:
-        if self._hunts >= MOST_HUNTS or self._preemptions_left <= 0:
+    def _hunt(self, candidate: Candidate) -> Eviction | None:
+        """Look for victims, if it is the lane's turn."""
+        key, turns, hunt = (candidate.queue, candidate.lane), self._turns, self.hunt
+        seq, wake_ms = turns.looked.get(key, (0, self.now_ms))
+        if wake_ms is None or wake_ms > self.now_ms:
+            self._look_again = self._look_again or seq != self.state.seq
+            if wake_ms is not None:
+                self.out.wait(wake_ms)
+            return None
+        if self._hunts >= MOST_HUNTS:
+            self._passed_over = True
+            return None
+        self._hunts += 1
+        hunt.wake_ms = None
+        found = hunt.evict(candidate.job, self.board.usable(candidate.job), self.state.seq)
+        if hunt.wake_ms is not None:
+            self.out.wait(hunt.wake_ms)
+        if found is None:
+            turns.looked[key] = (self.state.seq, hunt.wake_ms)
+        return found
+
+    def _eviction(self, candidate: Candidate) -> Eviction | None:
+        job = candidate.job
+        if self._preemptions_left <= 0 or not self.hunt.wanted(job):
             return None
         since = job.since_ms + int(self.state.cluster.scheduling.preempt_after_seconds * 1000)
         if since > self.now_ms:
             self.out.wait(since)
             return None
-        self._hunts += 1
-        found = self.hunt.evict(job, self.board.usable(job), self.state.seq)
+        found = self._hunt(candidate)
         if found is None or len(found.victims) > self._preemptions_left:
             return None
         return found

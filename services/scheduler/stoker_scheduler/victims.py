@@ -74,6 +74,17 @@ def lost_by(attempt: Attempt, now_ms: int) -> int:
     return attempt.milli * max(0, now_ms - since)
 
 
+class Turns:
+    """Whose turn it is to look for victims, when more lanes want to than a pass has time for.
+
+    Kept from pass to pass: who has looked in vain lets the others look first. Each with the sequence that it looked at
+    and the moment from which on it may find more.
+    """
+
+    def __init__(self) -> None:
+        self.looked: dict[object, tuple[int, int | None]] = {}
+
+
 class Hunt:
     """Finds evictions in one pass; what it learns about active jobs serves all preemptors of the pass."""
 
@@ -108,6 +119,10 @@ class Hunt:
             if made is not None:
                 return Eviction(tuple(sorted(picked, key=lambda v: v.key)), made)
         return None
+
+    def wanted(self, job: Job) -> bool:
+        """Whether anybody runs that the job may displace at all."""
+        return bool(self._groups(job))
 
     def stopped(self, victims: tuple[Victim, ...]) -> None:
         """These are being stopped from here on: what they hold is coming, and nobody else stops them."""
