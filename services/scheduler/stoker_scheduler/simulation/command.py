@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_span,
         default=_span("30m"),
         metavar="SPAN",
-        help="jobs save so often (30m); 0s: never",
+        help="jobs save so often (30m), 100 times at most; 0s: never",
     )
     parser.add_argument(
         "--stop-takes", type=_span, default=0, metavar="SPAN",

@@ -37,6 +37,7 @@ from stoker_scheduler.core import Scheduler
 from .workload import Happening, Work, Workload
 
 MOST_ROUNDS = 10_000  # of deciding at one instant
+MOST_CHECKPOINTS = 100  # of one job: one that runs for months saves less often
 IDLE_MS = 8 * 86_400_000  # a week and a day without any event: no window will open any more
 Call = Callable[[], None]
 
@@ -237,6 +238,8 @@ class World:
 
     def _plan_checkpoint(self, trial: Trial) -> None:
         every = self._options.checkpoint_ms
+        if every:
+            every = max(every, trial.work.duration_ms // MOST_CHECKPOINTS)
         if every and trial.work.duration_ms - trial.done_ms > every:
             self._at(self.now_ms + every, lambda: self._save(trial), wakes=False)
 
