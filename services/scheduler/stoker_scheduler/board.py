@@ -61,6 +61,8 @@ class Board:
         self.claims: dict[str, Claim] = dict(state.claims)
         self.claimed: dict[tuple[str, str], str] = dict(state.claimed)
         self.stopping: set[str] = set()
+        self.given: list[tuple[Job, Allocation]] = []
+        self._special = any(len(bounds) > 1 for bounds in self.tree.bounds.values())  # quotas for single models
         self.all_rows: Bools = np.ones(len(self.capacity.names), dtype=np.bool_)
         self._kept: dict[str, list[tuple[str, list[int], int, int, int]]] = {}
         self._users: dict[str, tuple[str, ...]] = {}
@@ -166,6 +168,7 @@ class Board:
             at = self.state.at[allocation.node]
             gpus = [at[uuid] for uuid in allocation.gpus]
             self.capacity.take(allocation.node, gpus, allocation.milli, allocation.cpu_milli, allocation.memory_mib)
+            self.given.append((job, allocation))
         self.charge(job.id, allocations, 1)
 
     def claim(self, claim: Claim) -> None:
@@ -194,8 +197,7 @@ class Board:
         told = refusal(self.tree, usage, totals, job.queue, priority, ((ALL, milli),))
         if told is not None:
             return None, told
-        special = self.models_with_quota()
-        if not special:
+        if not self._special:
             return demand.models, None
         names = demand.models or tuple(sorted(m for m in totals if m != ALL))
         open_: list[str] = []
@@ -209,9 +211,6 @@ class Board:
         if not open_ and first is not None:
             return None, first
         return (demand.models if len(open_) == len(names) else tuple(open_)), None
-
-    def models_with_quota(self) -> bool:
-        return any(len(bounds) > 1 for bounds in self.tree.bounds.values())
 
     def coming(self, attempt: Attempt) -> bool:
         """Whether what the attempt holds is on its way back."""

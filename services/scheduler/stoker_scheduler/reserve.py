@@ -24,25 +24,33 @@ class Forecast:
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self._until: dict[tuple[str, str], int] | None = None
+        self._until: dict[tuple[str, str], int] = {}
         self._leaving: dict[str, list[tuple[int, int, int]]] = {}
+        self._given: int | None = None
+
+    def _see(self) -> None:
+        """Who holds what, and what this pass has given out since it was seen last."""
+        board = self.board
+        if self._given is None:
+            self._given = 0
+            for job_id in board.state.active:
+                job = board.state.jobs[job_id]
+                if job.attempt is not None:
+                    ends = ends_ms(board, job, job.attempt)
+                    for part in job.attempt.parts:
+                        if part.released_ms is None:
+                            self._holds(part.allocation, ends)
+        for job, allocation in board.given[self._given :]:
+            self._holds(allocation, gone_by(board, job))
+        self._given = len(board.given)
+
+    def _holds(self, held: Allocation, ends: int) -> None:
+        self._leaving.setdefault(held.node, []).append((ends, held.cpu_milli, held.memory_mib))
+        for gpu in held.gpus:
+            self._until[held.node, gpu] = max(self._until.get((held.node, gpu), 0), ends)
 
     def until(self, node: str, uuid: str) -> int:
         """When the GPU is free: 0 when it is, ENDLESS when nobody can say."""
-        if self._until is None:
-            self._until = {}
-            state = self.board.state
-            for job_id in state.active:
-                job = state.jobs[job_id]
-                if job.attempt is None:
-                    continue
-                ends = ends_ms(self.board, job, job.attempt)
-                for part in job.attempt.parts:
-                    if part.released_ms is None:
-                        held = part.allocation
-                        self._leaving.setdefault(held.node, []).append((ends, held.cpu_milli, held.memory_mib))
-                        for gpu in held.gpus:
-                            self._until[held.node, gpu] = max(self._until.get((held.node, gpu), 0), ends)
         return self._until.get((node, uuid), 0)
 
     def _host_until(self, node: str, demand: Demand) -> int:
@@ -57,6 +65,7 @@ class Forecast:
 
     def claim(self, job: Job, usable: Bools, seq: int) -> Claim | None:
         """The GPUs that will be free together first, for the whole gang. Ties: more free now, then node order."""
+        self._see()
         rows = usable & self.board.topology.ready
         best: tuple[int, int, tuple[Allocation, ...]] | None = None
         within = job.spec.compute.within
