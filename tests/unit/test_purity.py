@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 PURE_CORES = [
     "state", "evolve", "apply", "ending", "cycle", "explain", "gang", "desired", "outcome", "verdict", "blame",
     "allreduce", "plan", "mapping", "validate", "reading", "configuration", "fit", "placement",
-    "waiting", "usage", "queueing", "quota", "order", "topology", "unplaced",
+    "waiting", "usage", "queueing", "quota", "order", "topology", "unplaced", "rights",
     "layout", "board", "snapshot", "popular", "fragments", "victims", "reserve", "attend", "answers", "invariants",
     "world", "measure", "workload",
 ]  # fmt: skip

@@ -62,10 +62,11 @@ class Board:
         self.claimed: dict[tuple[str, str], str] = dict(state.claimed)
         self.stopping: set[str] = set()
         self.given: list[tuple[Job, Allocation]] = []
-        self._special = any(len(bounds) > 1 for bounds in self.tree.bounds.values())  # quotas for single models
+        self.models_with_quota = any(len(bounds) > 1 for bounds in self.tree.bounds.values())
         self.all_rows: Bools = np.ones(len(self.capacity.names), dtype=np.bool_)
         self._kept: dict[str, list[tuple[str, list[int], int, int, int]]] = {}
         self._users: dict[str, tuple[str, ...]] = {}
+        self._charges: dict[str, tuple[Claim, list[tuple[frozenset[str], tuple[tuple[str, int], ...]]]]] = {}
         for claim in self.claims.values():
             self.keep(claim)
 
@@ -134,10 +135,19 @@ class Board:
 
     def _charge_claim(self, claim: Claim, sign: int) -> None:
         """Charge what is claimed, except to queues that are charged for it as long as its present holder is there."""
-        job, state = self.state.jobs[claim.job_id], self.state
+        job = self.state.jobs[claim.job_id]
         if job.queue not in self.tree.queues:
             return
         firm = not self.class_of(job).preemptible
+        known = self._charges.get(job.id)
+        if known is None or known[0] is not claim:
+            known = self._charges[job.id] = (claim, self._charges_of(claim))
+        for but, charge in known[1]:
+            self.usage.add(job.queue, charge, firm=firm, sign=sign, but=but)
+
+    def _charges_of(self, claim: Claim) -> list[tuple[frozenset[str], tuple[tuple[str, int], ...]]]:
+        """What is claimed by model, and by the queues that are charged for it already."""
+        state = self.state
         charges: dict[frozenset[str], dict[str, int]] = {}
         for allocation in claim.allocations:
             gpus, at, owner = state.nodes[allocation.node].gpus, state.at[allocation.node], state.owner[allocation.node]
@@ -146,8 +156,7 @@ class Board:
                 paths = [frozenset(self.usage.path(state.jobs[holder].queue)) for holder in owner.get(uuid, ())]
                 charge = charges.setdefault(frozenset.intersection(*paths) if paths else frozenset(), {})
                 charge[model] = charge.get(model, 0) + allocation.milli
-        for but, charge in charges.items():
-            self.usage.add(job.queue, charge.items(), firm=firm, sign=sign, but=but)
+        return [(but, tuple(charge.items())) for but, charge in charges.items()]
 
     def users(self, queue: str, most: int) -> tuple[str, ...]:
         """The first active jobs of a queue and of those below it."""
@@ -197,7 +206,7 @@ class Board:
         told = refusal(self.tree, usage, totals, job.queue, priority, ((ALL, milli),))
         if told is not None:
             return None, told
-        if not self._special:
+        if not self.models_with_quota:
             return demand.models, None
         names = demand.models or tuple(sorted(m for m in totals if m != ALL))
         open_: list[str] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec
 
-from stoker_proto import Allocation, Boost, Place, Reason, Stop, Unclaim
+from stoker_proto import Allocation, Boost, Place, PreemptRule, Reason, Stop, Unclaim
 from stoker_proto import Claim as ClaimAction
 
 from . import gang
@@ -27,10 +27,10 @@ from .explain import (
 from .layout import Layouts
 from .order import Candidate, Walk
 from .queueing import lane_of
-from .quota import Refusal, borrowed
+from .quota import Refusal
 from .reserve import Forecast, gone_by
+from .rights import Group, Rights
 from .state import Claim, Job, State
-from .usage import ALL
 from .victims import Eviction, Hunt, Turns, Victim, grace_ms
 from .waiting import Lane
 
@@ -62,6 +62,7 @@ class Cycle:
         self.board = Board(state, layouts.of(state), now_ms)
         self.walk = Walk(state, self.board.tree, self.board.usage, self.board.totals, now_ms)
         self.hunt = Hunt(self.board)
+        self.rights = Rights(self.board)
         self.forecast = Forecast(self.board)
         self.context = Context(self.board, self.forecast)
         self._tells = tells
@@ -131,7 +132,7 @@ class Cycle:
         if job.gated:
             return ()
         lesser = self._drop_outranked(job)
-        found = self.hunt.evict(job, self.board.usable(job), self.state.seq)
+        found = self.hunt.evict(job, self.rights.displaces(job), self.board.usable(job), self.state.seq)
         for other in lesser:
             self.board.claim(other)
         return found.victims if found else ()
@@ -225,15 +226,10 @@ class Cycle:
         elif claim is not None:
             self.board.open(job.id)
         reserves = claim is None and (had is None or had.until_ms is not None)
-        before = len(self.out.actions)
-        placed, refused = self._put(candidate, claim)
-        lesser = () if placed else self._drop_outranked(job)
-        if placed or (lesser and self._instead_of(lesser, before, candidate, claim, reserves)):
-            done = True
-        else:
-            done = claim is None and not lesser and self._evict(candidate)
-            if not done and claim is None and refused is None:
-                done = self._fill(candidate, job) or (reserves and self._reserve(candidate))
+        done, refused = self._put(candidate, claim)
+        done = done or self._take(candidate, claim, reserves=reserves)
+        if not done and claim is None and refused is None:
+            done = self._fill(candidate, job) or (reserves and self._reserve(candidate))
         if done:
             if had is not None:
                 self._count(job, had, -1)
@@ -275,40 +271,29 @@ class Cycle:
         return True, None
 
     def _drop_outranked(self, job: Job) -> tuple[Claim, ...]:
-        """Drop claims that wait for natural ends, of jobs that this one might preempt if they ran."""
-        own = self.board.class_of(job).value
-        found = []
-        for claim in list(self.board.claims.values()):
-            other = self.state.jobs[claim.job_id]
-            if claim.kind == "preempt" or other.id == job.id:
-                continue
-            if other.queue == job.queue:
-                before = self.board.class_of(other).value < own
-            elif other.queue in self.board.tree.queues:
-                before = self.hunt.reclaimable(job, other.queue) > 0 or self._only_other_borrows(job, other)
-            else:
-                before = False
-            if before:
-                found.append(claim)
+        found = self.rights.outranked(job)
         for claim in found:
             self.board.drop(claim.job_id)
-        return tuple(found)
+        return found
 
-    def _only_other_borrows(self, job: Job, other: Job) -> bool:
-        """Whether what the other claims is beyond the guarantee of its queue, and this job stays within its own."""
-        tree, usage = self.board.tree, self.board.usage
-        if borrowed(tree, usage, other.queue) <= 0:
+    def _take(self, candidate: Candidate, claim: Claim | None, *, reserves: bool) -> bool:
+        """Find room that others hold, or that is kept for them, when the lane has a right to and it is its turn."""
+        job, before = candidate.job, len(self.out.actions)
+        groups = self._may_evict(job) if claim is None else {}
+        if not (groups or self.rights.outranked(job)) or not self._has_turn(candidate):
             return False
-        nominal = tree.bounds[job.queue][ALL].nominal
-        return nominal is None or usage.of(job.queue) + job.milli <= nominal
+        lesser = self._drop_outranked(job)
+        done, refused = self._put(candidate, claim) if lesser else (False, None)
+        done = done or (bool(groups) and self._evict(candidate, groups))
+        if not done and lesser and reserves and refused is None:
+            done = self._reserve(candidate)
+        self._restore(lesser, before, job)
+        if not done:
+            self._turns.looked[candidate.queue, candidate.lane] = (self.state.seq, self.hunt.wake_ms)
+        return done
 
-    def _instead_of(
-        self, lesser: tuple[Claim, ...], before: int, candidate: Candidate, claim: Claim | None, reserves: bool
-    ) -> bool:
-        """Find room now that these claims are dropped; those that are in the way stay so, the others come back."""
-        done, refused = self._put(candidate, claim)
-        if not done and claim is None:
-            done = self._evict(candidate) or (reserves and refused is None and self._reserve(candidate))
+    def _restore(self, lesser: tuple[Claim, ...], before: int, job: Job) -> None:
+        """Claims that are in the way of what was decided since are given up; the others come back."""
         taken = {
             (allocation.node, uuid)
             for action in self.out.actions[before:]
@@ -320,9 +305,8 @@ class Cycle:
             if taken.isdisjoint((a.node, uuid) for a in other.allocations for uuid in a.gpus):
                 self.board.claim(other)
                 continue
-            self.out.actions.insert(before, Unclaim(job_id=other.job_id, cause=f"{candidate.job.id} goes first"))
+            self.out.actions.insert(before, Unclaim(job_id=other.job_id, cause=f"{job.id} goes first"))
             self._count(self.state.jobs[other.job_id], other, -1)
-        return done
 
     def _forget_claim(self, job_id: str) -> None:
         claim = self.board.claims.pop(job_id)
@@ -418,48 +402,43 @@ class Cycle:
             self.walk.placed(candidate)
         return True
 
-    def _evict(self, candidate: Candidate) -> bool:
-        """Stop others for the job, and keep for it what that frees."""
-        found = self._eviction(candidate)
-        if found is None:
-            return False
-        self._claim(candidate.job, found.claim, found)
-        self._told_alone(candidate, self._told(self.context.claimed, candidate.job, found.claim))
-        return True
+    def _may_evict(self, job: Job) -> dict[Group, tuple[PreemptRule, int]]:
+        """Whom the job may displace now, if anybody."""
+        if self._preemptions_left <= 0:
+            return {}
+        groups = self.rights.displaces(job)
+        since = job.since_ms + int(self.state.cluster.scheduling.preempt_after_seconds * 1000)
+        if groups and since > self.now_ms:
+            self.out.wait(since)
+            return {}
+        return groups
 
-    def _hunt(self, candidate: Candidate) -> Eviction | None:
-        """Look for victims, if it is the lane's turn."""
-        key, turns, hunt = (candidate.queue, candidate.lane), self._turns, self.hunt
-        seq, wake_ms = turns.looked.get(key, (0, self.now_ms))
+    def _has_turn(self, candidate: Candidate) -> bool:
+        """Whether the lane may look at others' GPUs in this pass: that takes long, and only so many may."""
+        seq, wake_ms = self._turns.looked.get((candidate.queue, candidate.lane), (0, self.now_ms))
         if wake_ms is None or wake_ms > self.now_ms:
             self._look_again = self._look_again or seq != self.state.seq
             if wake_ms is not None:
                 self.out.wait(wake_ms)
-            return None
+            return False
         if self._hunts >= MOST_HUNTS:
             self._passed_over = True
-            return None
+            return False
         self._hunts += 1
-        hunt.wake_ms = None
-        found = hunt.evict(candidate.job, self.board.usable(candidate.job), self.state.seq)
-        if hunt.wake_ms is not None:
-            self.out.wait(hunt.wake_ms)
-        if found is None:
-            turns.looked[key] = (self.state.seq, hunt.wake_ms)
-        return found
+        self.hunt.wake_ms = None
+        return True
 
-    def _eviction(self, candidate: Candidate) -> Eviction | None:
+    def _evict(self, candidate: Candidate, groups: dict[Group, tuple[PreemptRule, int]]) -> bool:
+        """Stop others for the job, and keep for it what that frees."""
         job = candidate.job
-        if self._preemptions_left <= 0 or not self.hunt.wanted(job):
-            return None
-        since = job.since_ms + int(self.state.cluster.scheduling.preempt_after_seconds * 1000)
-        if since > self.now_ms:
-            self.out.wait(since)
-            return None
-        found = self._hunt(candidate)
+        found = self.hunt.evict(job, groups, self.board.usable(job), self.state.seq)
+        if self.hunt.wake_ms is not None:
+            self.out.wait(self.hunt.wake_ms)
         if found is None or len(found.victims) > self._preemptions_left:
-            return None
-        return found
+            return False
+        self._claim(job, found.claim, found)
+        self._told_alone(candidate, self._told(self.context.claimed, job, found.claim))
+        return True
 
     def _claim(self, job: Job, claim: Claim, eviction: Eviction) -> None:
         for victim in eviction.victims:

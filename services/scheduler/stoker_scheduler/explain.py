@@ -202,7 +202,7 @@ FOLLOWING = ("behind", "above_nominal")  # said of jobs that would fit, or that 
 
 def _open_to(board: Board, job: Job) -> tuple[Job, Refusal | None]:
     """The job as one that asks only for the models that quota leaves open to it, and what closes the others."""
-    if not board.models_with_quota():
+    if not board.models_with_quota:
         return job, None
     models, _ = board.allowed(job)
     if models is None or models == job.demand.models:

@@ -17,7 +17,8 @@ from stoker_proto import Allocation, PreemptRule
 from .board import Board
 from .fragments import WHOLE, Bools
 from .gang import domains
-from .quota import borrowed, own_borrowed, own_held, own_nominal, refusal
+from .quota import refusal
+from .rights import Group
 from .state import Attempt, Claim, Job
 from .usage import ALL
 
@@ -94,9 +95,8 @@ class Hunt:
         self._active: dict[tuple[str, str], list[tuple[Job, Attempt]]] | None = None
         self._coming: dict[int, list[Allocation]] = {}
 
-    def evict(self, job: Job, usable: Bools, seq: int) -> Eviction | None:
-        """The cheapest eviction that makes room for the whole gang, or None. The board is left as it was."""
-        groups = self._groups(job)
+    def evict(self, job: Job, groups: dict[Group, tuple[PreemptRule, int]], usable: Bools, seq: int) -> Eviction | None:
+        """The cheapest eviction from these that makes room for the whole gang, or None. The board is left as it was."""
         if not groups:
             return None
         self._gather()
@@ -120,10 +120,6 @@ class Hunt:
                 return Eviction(tuple(sorted(picked, key=lambda v: v.key)), made)
         return None
 
-    def wanted(self, job: Job) -> bool:
-        """Whether anybody runs that the job may displace at all."""
-        return bool(self._groups(job))
-
     def stopped(self, victims: tuple[Victim, ...]) -> None:
         """These are being stopped from here on: what they hold is coming, and nobody else stops them."""
         for victim in victims:
@@ -131,24 +127,6 @@ class Hunt:
                 if part.released_ms is None:
                     row = self.board.capacity.row(part.allocation.node)
                     self._coming.setdefault(row, []).append(part.allocation)
-
-    def _groups(self, job: Job) -> dict[tuple[str, str], tuple[PreemptRule, int]]:
-        """Active jobs by queue and class that this job may displace, by which rule, and how far their queue is over."""
-        board, tree = self.board, self.board.tree
-        found: dict[tuple[str, str], tuple[PreemptRule, int]] = {}
-        own = board.class_of(job).value
-        for queue, name in board.state.running:
-            priority = tree.classes.get(name)
-            if priority is None or not priority.preemptible or queue not in tree.queues:
-                continue
-            if queue == job.queue:
-                if priority.value < own:
-                    found[(queue, name)] = ("higher_class", 0)
-            else:
-                over = self.reclaimable(job, queue)
-                if over > 0:
-                    found[(queue, name)] = ("reclaim", over)
-        return found
 
     def _gather(self) -> None:
         """Active jobs by queue and class, and what is coming back, once for the whole pass."""
@@ -195,34 +173,6 @@ class Hunt:
         if free_from < UNTIL_STARTED:
             self.wake_ms = free_from if self.wake_ms is None else min(self.wake_ms, free_from)
         return False
-
-    def reclaimable(self, job: Job, queue: str) -> int:
-        """How far the other queue is above its nominal, at the level where both queues part; 0: not at all.
-
-        And the job's own queue must stay inside its nominal there, so that nobody can take it back in turn. Where one
-        queue is above the other, its own jobs stand for it.
-        """
-        tree, usage = self.board.tree, self.board.usage
-        mine, theirs = usage.path(job.queue)[::-1], usage.path(queue)[::-1]
-        level = 0
-        while level < min(len(mine), len(theirs)) and mine[level] == theirs[level]:
-            level += 1
-        asked = {ALL: job.milli, **({job.demand.models[0]: job.milli} if len(job.demand.models) == 1 else {})}
-        guaranteed = False
-        for model, milli in asked.items():
-            if level < len(mine):
-                bound = tree.bounds[mine[level]].get(model)
-                nominal, used = bound.nominal if bound else None, usage.of(mine[level], model)
-            else:
-                nominal, used = own_nominal(tree, job.queue, model), own_held(tree, usage, job.queue, model)
-            if nominal is not None:
-                if used + milli > nominal:
-                    return 0
-                guaranteed = True
-        if not guaranteed:
-            return 0
-        over = borrowed(tree, usage, theirs[level]) if level < len(theirs) else own_borrowed(tree, usage, queue)
-        return max(0, over)
 
     def _protected_until(self, job: Job, attempt: Attempt) -> int:
         """From when on the job may be preempted, by the log's clock."""
