@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker_proto import AttemptPlaced, DecisionBatch, Event, JobFinished, JobRequeued, LeaderElected
 from tests.replay.cluster_story import Story
 
-LEAST_EVENTS = 280
+LEAST_EVENTS = 300
 
 
 def whole() -> tuple[Story, list[Story]]:
