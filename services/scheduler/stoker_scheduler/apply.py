@@ -31,7 +31,7 @@ from . import state as entities
 from .ending import INFRA
 from .fragments import WHOLE
 from .queueing import dequeue, drop_claim, enqueue, is_firm, requeue_with, settle_dependents
-from .state import Attempt, Exclusion, Job, Over, Part, State
+from .state import Attempt, Exclusion, Job, Over, Part, State, changed
 
 EXCLUSION_MS = 10 * 60_000
 REMEMBERED_MS = 60_000
@@ -187,8 +187,13 @@ def _stop(state: State, action: Stop, recorded: Recorded) -> bool:
         state.preempted_ms = (*recent, recorded.at_ms)
     state.change(
         action.job_id,
-        attempt=attempt._replace(
-            stop=action.reason, stop_ms=recorded.at_ms, grace_ms=action.grace_ms, by=action.by, rule=action.rule
+        attempt=changed(
+            attempt,
+            stop=action.reason,
+            stop_ms=recorded.at_ms,
+            grace_ms=action.grace_ms,
+            by=action.by,
+            rule=action.rule,
         ),
         preemptions=job.preemptions + preempted,
     )
@@ -236,7 +241,7 @@ def strike(state: State, name: str, job_id: str) -> None:
     """Note that the job could not be started on the node."""
     node = state.nodes.get(name)
     if node and job_id not in node.strikes:
-        state.nodes[name] = node._replace(strikes=(*node.strikes, job_id))
+        state.nodes[name] = changed(node, strikes=(*node.strikes, job_id))
         state.layout += 1
 
 
@@ -386,9 +391,9 @@ def release_part(state: State, job_id: str, node: str, at_ms: int, *, lost: bool
     numbers = state.cluster.scheduling
     counted_ms = max(lasted_ms, int(numbers.shortest_charge_seconds * 1000))
     state.usage.spent(job.queue, part.milli * counted_ms, at_ms, int(numbers.half_life_hours * MS_IN_HOUR))
-    done = part._replace(released_ms=at_ms, lost=lost)
+    done = changed(part, released_ms=at_ms, lost=lost)
     parts = tuple(done if p is part else p for p in attempt.parts)
-    state.change(job_id, attempt=attempt._replace(parts=parts), gpu_ms=job.gpu_ms + part.milli * lasted_ms // WHOLE)
+    state.change(job_id, attempt=changed(attempt, parts=parts), gpu_ms=job.gpu_ms + part.milli * lasted_ms // WHOLE)
     return True
 
 

@@ -39,7 +39,7 @@ from stoker_proto import (
 
 from .apply import announcement_key, apply_batch, release_part, strike
 from .queueing import configure, demand_of, drop_claim, enqueue, first_gates, requeue_with
-from .state import Attempt, Job, Node, Part, State
+from .state import Attempt, Job, Node, Part, State, changed
 
 MIB = 1 << 20
 
@@ -151,27 +151,27 @@ def _part(state: State, event: Any, change: Callable[[Part], Part]) -> bool:
         state.ignored += 1
         return False
     parts = tuple(change(p) if p.allocation.node == event.node else p for p in attempt.parts)
-    state.change(job.id, attempt=attempt._replace(parts=parts))
+    state.change(job.id, attempt=changed(attempt, parts=parts))
     return True
 
 
 def _started(state: State, event: AttemptStarted, recorded: Recorded) -> None:
-    if not _part(state, event, lambda p: p if p.started_ms is not None else p._replace(started_ms=recorded.at_ms)):
+    if not _part(state, event, lambda p: p if p.started_ms is not None else changed(p, started_ms=recorded.at_ms)):
         return
     node = state.nodes.get(event.node)
     if node and node.strikes:
-        state.nodes[event.node] = node._replace(strikes=())
+        state.nodes[event.node] = changed(node, strikes=())
         state.layout += 1
 
 
 def _saved(state: State, event: CheckpointSaved, recorded: Recorded) -> None:
     found = _current(state, event.job_id, event.attempt)
     if found:
-        state.change(event.job_id, attempt=found[1]._replace(saved_ms=recorded.at_ms))
+        state.change(event.job_id, attempt=changed(found[1], saved_ms=recorded.at_ms))
 
 
 def _exited(state: State, event: AttemptExited, recorded: Recorded) -> None:
-    current = _part(state, event, lambda p: p if p.exited else p._replace(exited=event))
+    current = _part(state, event, lambda p: p if p.exited else changed(p, exited=event))
     if current and event.outcome == "launch_rejected" and event.asked is None:
         strike(state, event.node, event.job_id)
 
@@ -187,13 +187,13 @@ def _released(state: State, event: AttemptReleased, recorded: Recorded) -> None:
 
 
 def _sealed(state: State, event: LogsSealed, recorded: Recorded) -> None:
-    _part(state, event, lambda p: p._replace(sealed=True))
+    _part(state, event, lambda p: changed(p, sealed=True))
 
 
 def _attributed(state: State, event: JobFailureAttributed, recorded: Recorded) -> None:
     found = _current(state, event.job_id, event.attempt)
     if found and found[1].attribution is None:
-        state.change(event.job_id, attempt=found[1]._replace(attribution=event))
+        state.change(event.job_id, attempt=changed(found[1], attribution=event))
 
 
 def _joined(state: State, event: NodeJoined, recorded: Recorded) -> None:
@@ -227,8 +227,8 @@ def _verdict(state: State, event: VerdictEvent, recorded: Recorded) -> None:
     verdict = event.verdict
     strikes = () if verdict == "ready" else node.strikes
     since_ms = node.since_ms if verdict == node.verdict else recorded.at_ms
-    state.nodes[event.node] = node._replace(
-        verdict=verdict, verdict_seq=recorded.seq, since_ms=since_ms, reason=event.reason, strikes=strikes
+    state.nodes[event.node] = changed(
+        node, verdict=verdict, verdict_seq=recorded.seq, since_ms=since_ms, reason=event.reason, strikes=strikes
     )
     state.layout += 1
     if verdict in ("degraded", "quarantined"):
@@ -253,7 +253,7 @@ def _preflight_passed(state: State, event: PreflightPassed, recorded: Recorded) 
 def _preflight_failed(state: State, event: PreflightFailed, recorded: Recorded) -> None:
     found = _current(state, event.job_id, event.attempt)
     if found and found[1].preflight_failed is None:
-        state.change(event.job_id, attempt=found[1]._replace(preflight_failed=event.nodes))
+        state.change(event.job_id, attempt=changed(found[1], preflight_failed=event.nodes))
 
 
 HANDLERS: dict[type[Event], Callable[[State, Any, Recorded], None]] = {

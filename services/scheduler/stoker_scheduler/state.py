@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic_core import to_json
 
@@ -34,9 +34,25 @@ from .popular import Popular
 from .usage import Usage
 from .waiting import Waiting
 
+Entity = TypeVar("Entity", bound=tuple[Any, ...])
 TAKES_WORK = ("ready", "suspect")
 STRIKES = 3  # different jobs that could not start on a node, until it counts as suspect
-ACTIVE_STATES = ("queued", "active")
+
+
+def changed(entity: Entity, **fields: object) -> Entity:
+    """The entity with other fields: `_replace`, in a third of the time, for folds of half a million events."""
+    kind = type(entity)
+    places = PLACES.get(kind)
+    if places is None:
+        names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+        places = PLACES[kind] = {name: at for at, name in enumerate(names)}
+    values = list(entity)
+    for name, value in fields.items():
+        values[places[name]] = value
+    return tuple.__new__(kind, values)
+
+
+PLACES: dict[type, dict[str, int]] = {}
 
 
 class Node(NamedTuple):
@@ -270,7 +286,7 @@ class State:
         self.touched.pop(job_id, None)
 
     def change(self, job_id: str, **fields: object) -> Job:
-        job = self.jobs[job_id]._replace(**fields)  # type: ignore[arg-type]
+        job = changed(self.jobs[job_id], **fields)
         self.put(job)
         return job
 
