@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from stoker_proto import Cluster
+from stoker_proto import AttemptPlaced, Claim, Cluster, DecisionBatch
 from stoker_scheduler.invariants import violations
 from stoker_scheduler.simulation.breakdowns import breakdowns
 from stoker_scheduler.simulation.workload import MS_IN_MINUTE, START_MS, Work, alike
 from stoker_scheduler.simulation.world import Options
 from stoker_scheduler.state import State
-from tests.unit.simulated import Play, work
+from tests.unit.simulated import Play, minutes, work
 
 SAVES = {"checkpoint_ms": 10 * MS_IN_MINUTE}
 
@@ -129,3 +129,27 @@ def test_the_same_world_goes_the_same_way_twice() -> None:
     first, second = (Play(contention(7), 4, gpus=4, cluster=SHARED) for _ in range(2))
     assert [(r.at_ms, r.event) for r in first.records] == [(r.at_ms, r.event) for r in second.records]
     assert first.result == second.result
+
+
+def test_a_job_of_a_window_waits_until_it_opens() -> None:
+    weekend = {"name": "weekend", "zone": "Europe/Berlin", "days": ["sat", "sun"], "start": "00:00", "end": "00:00"}
+    cluster = Cluster.model_validate({"queues": [{"name": "default", "window": "weekend"}], "windows": [weekend]})
+    play = Play([work("a", 5, 2, 10)], cluster=cluster)
+    until_saturday = 5 * 24 * 60 - 60  # from Monday's midnight in UTC; Berlin is an hour ahead
+    assert play.starts == {"a": [until_saturday]}
+
+
+def test_gpus_are_not_kept_where_the_same_pass_has_just_placed_a_job() -> None:
+    play = Play([work("a", 0, 2, 10), work("b", 1, 2, 30), work("gang", 1, 2, 5)], nodes=2)
+    placed = {r.event.job_id: r.event.allocations[0].node for r in play.records if isinstance(r.event, AttemptPlaced)}
+    (claim,) = [
+        action
+        for r in play.records
+        if isinstance(r.event, DecisionBatch)
+        for action in r.event.actions
+        if isinstance(action, Claim)
+    ]
+    assert [allocation.node for allocation in claim.allocations] == [placed["a"]]
+    assert placed["gang"] == placed["a"] != placed["b"]
+    assert claim.starts_ms is not None
+    assert minutes(claim.starts_ms) == pytest.approx(10.25), "with the grace and the release that it may take"
