@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from stoker_proto import (
     Displaced,
     ExplainAsked,
@@ -65,7 +67,7 @@ def ahead_of(state: State, job: Job) -> int:
     place = state.waiting.place(job.id)
     lanes = state.waiting.queues[place.queue]
     return sum(
-        keys.bisect_left(place.key) for lane, keys in lanes.items() if lane.priority_class == place.lane.priority_class
+        bisect_left(keys, place.key) for lane, keys in lanes.items() if lane.priority_class == place.lane.priority_class
     )
 
 
@@ -133,7 +135,7 @@ def hypothetical(state: State, spec: JobSpec, now_ms: int) -> Job:
 def _ahead_of_new(state: State, job: Job) -> int:
     lanes = state.waiting.queues.get(job.queue, {})
     key = (True, -job.priority, job.seq, job.id)
-    return sum(keys.bisect_left(key) for lane, keys in lanes.items() if lane.priority_class == job.class_name)
+    return sum(bisect_left(keys, key) for lane, keys in lanes.items() if lane.priority_class == job.class_name)
 
 
 def queues(cycle: Cycle) -> QueuesTold:

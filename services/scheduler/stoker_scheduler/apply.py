@@ -6,8 +6,6 @@ does nothing, whole gangs together, and the next pass decides anew.
 
 from __future__ import annotations
 
-from typing import assert_never
-
 from stoker_proto import (
     Allocation,
     AttemptPlaced,
@@ -24,7 +22,6 @@ from stoker_proto import (
     Recorded,
     Requeue,
     Stop,
-    Unclaim,
 )
 
 from . import state as entities
@@ -38,49 +35,45 @@ REMEMBERED_MS = 60_000
 REJOIN_MS = 5 * 60_000  # in which a gang that lost a node finds the other nodes free
 NOT_ITS_OWN = ("node_quarantined", "preflight_failed", "lost")
 MS_IN_HOUR = 3_600_000
+Announced = AttemptPlaced | JobRequeued | JobFinished | JobBoosted
+ANNOUNCED: dict[type[Event], str] = {
+    AttemptPlaced: "placed", JobRequeued: "requeued", JobFinished: "finished", JobBoosted: "boosted",
+}  # fmt: skip
 
 
-def announcement_key(event: AttemptPlaced | JobRequeued | JobFinished | JobBoosted) -> str:
+def announcement_key(event: Announced) -> str:
     """Which announcement this is; also its event id, so that two leaders announce once."""
-    match event:
-        case AttemptPlaced():
-            return f"placed:{event.job_id}:{event.attempt}"
-        case JobRequeued():
-            return f"requeued:{event.job_id}:{event.attempt}"
-        case JobBoosted():
-            return f"boosted:{event.job_id}"
-        case JobFinished():
-            return f"finished:{event.job_id}"
-        case _:
-            assert_never(event)
+    number = getattr(event, "attempt", None)
+    name = ANNOUNCED[type(event)]
+    return f"{name}:{event.job_id}" if number is None else f"{name}:{event.job_id}:{number}"
 
 
 def apply_batch(state: State, batch: DecisionBatch, recorded: Recorded) -> None:
-    claims = {action.job_id: action for action in batch.actions if isinstance(action, Claim)}
+    claims = {action.job_id: action for action in batch.actions if action.action == "claim"}
     for action in batch.actions:
-        match action:
-            case Place():
-                held = _place(state, action, recorded)
-            case Stop():
-                # Nobody gives way for a job that cannot have the GPUs any more.
-                vain = action.by in claims and not _claimable(state, claims[action.by])
-                held = not vain and _stop(state, action, recorded)
-            case Requeue():
-                held = _requeue(state, action, recorded)
-            case Finish():
-                held = _finish(state, action)
-            case Fence():
-                held = _fence(state, action, recorded)
-            case Claim():
-                held = _claim(state, action, recorded)
-            case Unclaim():
-                held = drop_claim(state, action.job_id)
-            case Boost():
-                held = _boost(state, action)
+        # By name and not by class: this runs for every action that ever was, and pydantic's classes answer slowly.
+        if action.action == "place":
+            held = _place(state, action, recorded)
+        elif action.action == "stop":
+            # Nobody gives way for a job that cannot have the GPUs any more.
+            vain = action.by in claims and not _claimable(state, claims[action.by])
+            held = not vain and _stop(state, action, recorded)
+        elif action.action == "requeue":
+            held = _requeue(state, action, recorded)
+        elif action.action == "finish":
+            held = _finish(state, action)
+        elif action.action == "fence":
+            held = _fence(state, action, recorded)
+        elif action.action == "claim":
+            held = _claim(state, action, recorded)
+        elif action.action == "unclaim":
+            held = drop_claim(state, action.job_id)
+        else:
+            held = _boost(state, action)
         state.voided += not held
 
 
-def _announce(state: State, event: AttemptPlaced | JobRequeued | JobFinished | JobBoosted) -> None:
+def _announce(state: State, event: Announced) -> None:
     state.to_announce[announcement_key(event)] = event
 
 
@@ -98,7 +91,10 @@ def _as_asked(job: Job, allocations: tuple[Allocation, ...]) -> bool:
     demand = job.demand
     if not len({a.node for a in allocations}) == len(allocations) == demand.nodes:
         return False
-    return all(len(a.gpus) == demand.gpus and a.milli == demand.milli for a in allocations)
+    for allocation in allocations:
+        if len(allocation.gpus) != demand.gpus or allocation.milli != demand.milli:
+            return False
+    return True
 
 
 def _free(state: State, job_id: str, allocation: Allocation, over: tuple[str, ...]) -> bool:
@@ -121,8 +117,9 @@ def _place(state: State, action: Place, recorded: Recorded) -> bool:
         return False
     if not _as_asked(job, action.allocations):
         return False
-    if not all(_working(state, a) and _free(state, job.id, a, action.over) for a in action.allocations):
-        return False
+    for allocation in action.allocations:
+        if not _working(state, allocation) or not _free(state, job.id, allocation, action.over):
+            return False
     drop_claim(state, job.id)
     dequeue(state, job.id)
     firm = is_firm(state, job)

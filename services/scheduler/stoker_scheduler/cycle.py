@@ -6,7 +6,9 @@ keep GPUs for it, or stop others for it, or say why it waits. A lane whose first
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
+from itertools import islice
 from typing import ParamSpec
 
 from stoker_proto import Allocation, Boost, Place, PreemptRule, Reason, Stop, Unclaim
@@ -164,7 +166,7 @@ class Cycle:
             patience = int(known.max_wait_minutes * MINUTE_MS)
             for keys in lanes.values():
                 early = 0
-                for key in keys.islice(keys.bisect_left((True,))):  # those behind the boosted ones
+                for key in islice(keys, bisect_left(keys, (True,)), None):  # those behind the boosted ones
                     job = self.state.jobs[key[3]]
                     if self.out.full:
                         return

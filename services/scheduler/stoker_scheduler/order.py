@@ -10,8 +10,6 @@ import heapq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sortedcontainers import SortedList
-
 from .quota import ROOT, Tree, own_held, own_nominal, share
 from .state import Job, State
 from .usage import ALL, Usage
@@ -32,7 +30,7 @@ class Candidate(NamedTuple):
 @dataclass
 class _Lane:
     lane: Lane
-    keys: SortedList[Key]
+    keys: list[Key]
     at: int = 0
 
 

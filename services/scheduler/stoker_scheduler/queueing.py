@@ -148,4 +148,7 @@ def _tell_strangers(state: State, before: Cluster, after: Cluster) -> None:
 
 def is_firm(state: State, job: Job) -> bool:
     """Whether the job's class may not be preempted."""
-    return not next((c.preemptible for c in state.cluster.classes if c.name == job.class_name), True)
+    for priority in state.cluster.classes:
+        if priority.name == job.class_name:
+            return not priority.preemptible
+    return False

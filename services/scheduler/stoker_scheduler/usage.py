@@ -36,6 +36,7 @@ class Usage:
 
     def __init__(self, parents: Mapping[str, str | None] | None = None) -> None:
         self._parents: dict[str, str | None] = dict(parents or {})
+        self._paths: dict[str, list[str]] = {}
         self.held: dict[str, dict[str, int]] = {}
         self.firm: dict[str, dict[str, int]] = {}
         self.active: dict[str, int] = {}
@@ -43,7 +44,10 @@ class Usage:
 
     def path(self, queue: str) -> list[str]:
         """The queue and what is above it."""
-        path = [queue]
+        known = self._paths.get(queue)
+        if known is not None:
+            return known
+        path = self._paths[queue] = [queue]
         above = self._parents.get(queue)
         while above is not None and len(path) < PATH_END:
             path.append(above)

@@ -6,10 +6,9 @@ much as there are lanes, not jobs.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import NamedTuple
-
-from sortedcontainers import SortedList
 
 from .placement import Demand
 
@@ -39,7 +38,7 @@ class Waiting:
     """An index of waiting jobs that is kept as jobs come and go."""
 
     def __init__(self) -> None:
-        self.queues: dict[str, dict[Lane, SortedList[Key]]] = {}
+        self.queues: dict[str, dict[Lane, list[Key]]] = {}
         self._places: dict[str, Place] = {}
 
     def __contains__(self, job_id: str) -> bool:
@@ -59,8 +58,8 @@ class Waiting:
         lanes = self.queues.setdefault(place.queue, {})
         keys = lanes.get(place.lane)
         if keys is None:
-            keys = lanes[place.lane] = SortedList()
-        keys.add(place.key)
+            keys = lanes[place.lane] = []
+        insort(keys, place.key)
 
     def remove(self, job_id: str) -> None:
         place = self._places.pop(job_id, None)
@@ -68,7 +67,7 @@ class Waiting:
             return
         lanes = self.queues[place.queue]
         keys = lanes[place.lane]
-        keys.remove(place.key)
+        del keys[bisect_left(keys, place.key)]
         if not keys:
             del lanes[place.lane]
             if not lanes:
