@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Order = Literal["fifo", "easy", "easy_deep", "skip"]
-DEPTH = 400  # jobs behind the first blocked one that EASY looks at; easy_deep looks at all
+# Jobs behind the first blocked one that EASY looks at; easy_deep looks at all. The published 388.7 minutes on 144 nodes
+# do not say how deep they looked: 400 comes within 3 % of them, and all of them is a harder baseline (327.8).
+DEPTH = 400
 Held = tuple[tuple[int, int], ...]
 
 

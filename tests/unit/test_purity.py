@@ -107,6 +107,7 @@ def test_the_linter_refuses_a_core_that_is_not_pure(code: str) -> None:
 # The one file of a package that may import the library.
 ADAPTERS = {
     "mlflow": ["services/tracker/stoker_tracker/mirror.py"],
+    "matplotlib": ["services/scheduler/stoker_scheduler/simulation/plot.py"],
     "pynvml": ["chassis/stoker_chassis/device_nvml.py"],
     "sqlalchemy": ["services/agent_gateway/stoker_gateway/*.py"],
     "fastapi": ["services/agent_gateway/stoker_gateway/*.py"],
