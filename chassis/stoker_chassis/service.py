@@ -167,11 +167,19 @@ async def lead(
         stopped = True
         raise
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _ended(tasks)
         if keeper:
             await keeper.close(loop.at, last=stopped and loop.leading)
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel the tasks until they are over: nats-py waits with wait_for(), which in Python 3.11 can swallow one."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _woken(wake: asyncio.Event, timeout: float | None) -> None:

@@ -284,3 +284,31 @@ async def test_an_error_of_the_core_ends_the_loop(bus: Bus) -> None:
     with pytest.raises(ValueError, match="cannot fold this"):
         async with asyncio.timeout(5):
             await lead(bus, "greeter", "x", Broken())
+
+
+class Deaf(MemoryLease):
+    """A lease that swallows the first cancellation, as a client may do when its answer comes at the same moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.swallowed = False
+
+    async def acquire(self, name: str, holder: str, ttl_s: int) -> bool:
+        try:
+            await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            if self.swallowed:
+                raise
+            self.swallowed = True
+        return await super().acquire(name, holder, ttl_s)
+
+
+async def test_a_leader_stops_also_when_a_cancellation_is_swallowed(bus: Bus) -> None:
+    lease = Deaf()
+    bus = replace(bus, lease=lease)
+    leader = asyncio.create_task(lead(bus, "greeter", "x", Greeter()))
+    await asyncio.sleep(0.05)
+    leader.cancel()
+    _, late = await asyncio.wait([leader], timeout=5)
+    assert lease.swallowed
+    assert not late
