@@ -16,6 +16,7 @@ from stoker_proto import Cluster, JobSpec, Problem, ProblemError, problem
 
 from . import cli_cluster, cli_requests
 from .client import Client
+from .interrupt import interruptible
 from .overrides import override
 from .render import (
     clock,
@@ -117,7 +118,9 @@ def submit(
             return
         if output is Format.table:
             err.print(f"submitted {job['job_id']}")
-        raise typer.Exit(_watch(client, job["job_id"], output))
+        with interruptible():
+            code = _watch(client, job["job_id"], output)
+        raise typer.Exit(code)
 
 
 def _watch(client: Client, job_id: str, output: Format) -> int:
@@ -171,7 +174,7 @@ def wait(
     output: Output = Format.table,
 ) -> None:
     """Wait for a job's end; the exit code is the job's, or 8 when the time is over first."""
-    with err.status(f"waiting for {job_id}"), Client() as client:
+    with interruptible(), err.status(f"waiting for {job_id}"), Client() as client:
         job = client.wait(job_id, timeout=timeout)
     show(output, job, lambda: print_job(out, job))
     raise typer.Exit(EXIT_OF_STATE.get(job["state"], TIMED_OUT))

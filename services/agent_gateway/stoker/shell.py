@@ -13,6 +13,8 @@ from rich.console import Console
 
 from stoker_proto import ProblemError, problem
 
+from .interrupt import interruptible
+
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
 
@@ -38,11 +40,12 @@ def show(output: Format, document: Any, table: Callable[[], None]) -> None:
 
 
 def stream(output: Format, rows: Iterator[dict[str, Any]], line: Callable[[dict[str, Any]], str]) -> None:
-    for row in rows:
-        if output is Format.json:
-            emit(row)
-        else:
-            out.print(line(row), markup=False, highlight=False, soft_wrap=True)
+    with interruptible():
+        for row in rows:
+            if output is Format.json:
+                emit(row)
+            else:
+                out.print(line(row), markup=False, highlight=False, soft_wrap=True)
 
 
 def optional(module: str, what: str, extra: str) -> Any:

@@ -81,8 +81,9 @@ class Ending:
 def clean_key(key: str) -> str:
     """A key that MLflow takes. Keys that differ stay different: one that had to be changed carries a hash."""
     clean = BAD_KEY.sub("_", key.replace("@", "_at_"))
-    # MLflow takes keys for paths: no part of one may be empty, "." or "..".
+    # MLflow takes keys for paths: no part of one may be empty, "." or "..", and none may begin with "..".
     clean = "/".join(part for part in clean.split("/") if part.strip(".")) or "_"
+    clean = f"_{clean}" if clean.startswith("..") else clean
     if clean == key and len(key) <= KEY_LENGTH:
         return key
     mark = hashlib.sha256(key.encode()).hexdigest()[:8]
