@@ -61,6 +61,8 @@ class Board:
         self.claims: dict[str, Claim] = dict(state.claims)
         self.claimed: dict[tuple[str, str], str] = dict(state.claimed)
         self.stopping: set[str] = set()
+        self.freed = 0  # claims given up so far
+        self.charges = 0  # changes of usage so far
         self.given: list[tuple[Job, Allocation]] = []
         self.models_with_quota = any(len(bounds) > 1 for bounds in self.tree.bounds.values())
         self.all_rows: Bools = np.ones(len(self.capacity.names), dtype=np.bool_)
@@ -132,6 +134,7 @@ class Board:
                 charge[model] = charge.get(model, 0) + allocation.milli
         if job.queue in self.tree.queues:
             self.usage.add(job.queue, charge.items(), firm=not self.class_of(job).preemptible, sign=sign)
+            self.charges += 1
 
     def _charge_claim(self, claim: Claim, sign: int) -> None:
         """Charge what is claimed, except to queues that are charged for it as long as its present holder is there."""
@@ -144,6 +147,7 @@ class Board:
             known = self._charges[job.id] = (claim, self._charges_of(claim))
         for but, charge in known[1]:
             self.usage.add(job.queue, charge, firm=firm, sign=sign, but=but)
+            self.charges += 1
 
     def _charges_of(self, claim: Claim) -> list[tuple[frozenset[str], tuple[tuple[str, int], ...]]]:
         """What is claimed by model, and by the queues that are charged for it already."""
@@ -194,6 +198,7 @@ class Board:
             return
         if job_id in self._kept:
             self.open(job_id)
+        self.freed += 1
         claim = self.claims.pop(job_id)
         for allocation in claim.allocations:
             for uuid in allocation.gpus:

@@ -37,7 +37,7 @@ from .victims import Eviction, Hunt, Turns, Victim, grace_ms
 from .waiting import Lane
 
 MOST_ALLOCATIONS = 1_000  # in one batch, some 700 bytes each: beyond a megabyte messages of the log get slow
-MOST_HUNTS = 24  # looks for victims in one pass, each by another lane
+MOST_HUNTS = 12  # looks for victims in one pass, each by another lane
 HUNT_AGAIN_MS = 1_000  # until the next pass, when not every lane could look
 LOOK_BEHIND = 64  # jobs behind a blocked one of their lane that may fit in before a claim starts
 MINUTE_MS = 60_000
@@ -70,6 +70,7 @@ class Cycle:
         self._tells = tells
         self._turns = turns or Turns()
         self._hunts = 0
+        self._nowhere: dict[object, int] = {}
         self._look_again = self._passed_over = False
         self._allocations = 0
         self._lanes: dict[tuple[str, Lane], tuple[Reason, ...]] = {}
@@ -264,8 +265,16 @@ class Cycle:
         """Place the job, whose own claim is open, on GPUs that are free; else what quota has against it."""
         job = candidate.job
         models, refused = self.board.allowed(job)
-        spots = None if models is None else self._spots(job, models)
+        if models is None:
+            return False, refused
+        # What is free only gets less in a pass, but for claims that are given up: a shape is tried once between those.
+        shape = (job.demand, models, job.spec.compute.within, job.exclusions)
+        if claim is None and self._nowhere.get(shape) == self.board.freed:
+            return False, refused
+        spots = self._spots(job, models)
         if spots is None:
+            if claim is None:
+                self._nowhere[shape] = self.board.freed
             return False, refused
         if claim is not None:
             self._forget_claim(job.id)
@@ -311,6 +320,7 @@ class Cycle:
             self._count(self.state.jobs[other.job_id], other, -1)
 
     def _forget_claim(self, job_id: str) -> None:
+        self.board.freed += 1
         claim = self.board.claims.pop(job_id)
         for allocation in claim.allocations:
             for uuid in allocation.gpus:

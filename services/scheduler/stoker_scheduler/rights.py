@@ -21,6 +21,8 @@ class Rights:
     def __init__(self, board: Board) -> None:
         self.board = board
         self._paths: dict[str, tuple[str, ...]] = {}
+        self._known: list[str] = []
+        self._known_at = -1
         self._running: dict[str, list[tuple[str, int]]] = {}
         for queue, name in board.state.running:
             priority = board.tree.classes.get(name)
@@ -34,12 +36,25 @@ class Rights:
         for name, value in self._running.get(job.queue, ()):
             if value < own:
                 found[job.queue, name] = ("higher_class", 0)
-        inside = self._inside(job)
-        for queue, names in self._running.items() if any(inside) else ():
+        borrowers = self._borrowers()
+        inside = self._inside(job) if borrowers else ()
+        for queue in borrowers if any(inside) else ():
             over = self._over(job, queue, inside) if queue != job.queue else 0
             if over > 0:
-                found |= {(queue, name): ("reclaim", over) for name, _ in names}
+                found |= {(queue, name): ("reclaim", over) for name, _ in self._running[queue]}
         return found
+
+    def _borrowers(self) -> list[str]:
+        """Queues with running jobs that are above a nominal, their own or that of a queue above them."""
+        if self._known_at != self.board.charges:
+            tree, usage = self.board.tree, self.board.usage
+            self._known_at = self.board.charges
+            self._known = [
+                queue
+                for queue in self._running
+                if own_borrowed(tree, usage, queue) > 0 or any(borrowed(tree, usage, q) > 0 for q in self._path(queue))
+            ]
+        return self._known
 
     def outranked(self, job: Job) -> tuple[Claim, ...]:
         """Claims that only wait for natural ends, of jobs that this one might displace if they ran."""

@@ -17,6 +17,7 @@ from stoker_proto import Allocation, PreemptRule
 from .board import Board
 from .fragments import WHOLE, Bools
 from .gang import domains
+from .placement import fitting
 from .quota import refusal
 from .rights import Group
 from .state import Attempt, Claim, Job
@@ -242,7 +243,9 @@ class Hunt:
     ) -> tuple[Cost, dict[int, tuple[int, ...]], list[Victim]] | None:
         picked: list[Victim] = []
         spots: dict[int, tuple[int, ...]] = {}
-        left = {int(row) for row in rows.nonzero()[0]}
+        free = fitting(self.board.capacity, job.demand._replace(nodes=1), rows)
+        left = {int(row) for row in free.nonzero()[0]}
+        left.update(row for row in (*victims, *self._coming) if rows[row])
         while len(spots) < job.demand.nodes:
             offer = self._cheapest(job, left, victims, picked)
             if offer is None:
