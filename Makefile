@@ -32,6 +32,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.rebuild
 	$(BIN)/python -m benchmarks.submit
 	$(BIN)/python -m benchmarks.preempt
+	$(BIN)/python -m benchmarks.scheduler
 
 schemas: $(READY)
 	$(BIN)/python -m stoker_proto.generate

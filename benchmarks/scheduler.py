@@ -1,14 +1,17 @@
 """How fast the scheduler decides: one pass over a huge cluster, jobs started per second, and what history costs.
 
-`pass`     a full pass at 4,000 nodes of 8 GPUs, all of them held, and 100,000 jobs waiting in 200 shapes
+`pass`     a full pass at 4,000 nodes of 8 GPUs, all of them held, and 100,000 jobs waiting in 200 shapes, 30 queues and
+           3 classes, each shape in one queue and class
+`spread`   the same with every shape in every queue and class: some 18,000 lanes
 `starts`   jobs started per second through the real log and the real service (see `scheduler_starts`)
-`history`  fold and decide with a million finished jobs behind, beside the same with none
+`history`  fold and decide with a million finished jobs behind, beside the same with none (see `scheduler_history`)
 `preempt`  preemptions per satisfied preemptor, beside the fewest that would do (see `scheduler_preempt`)
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import random
@@ -19,6 +22,7 @@ from typing import Any
 from stoker_chassis.hosting import relax_collector
 from stoker_proto import Cluster, ClusterConfigured, JobSpec
 
+from . import scheduler_history, scheduler_preempt, scheduler_starts
 from .scheduler_world import World, job_spec
 
 QUEUES = tuple(f"q{i:02d}" for i in range(30))
@@ -52,7 +56,7 @@ def shapes(count: int) -> list[dict[str, Any]]:
     return found[:count]
 
 
-def one_pass(nodes: int, waiting: int, kinds: int, passes: int) -> dict[str, Any]:
+def one_pass(nodes: int, waiting: int, kinds: int, passes: int, *, spread: bool) -> dict[str, Any]:
     """Each pass finds a few nodes that have just become free; what it decides then lands and comes true."""
     world, rng = World(), random.Random(1)
     world.fold(ClusterConfigured(version=1, cluster=shared(8 * nodes)))
@@ -70,7 +74,10 @@ def one_pass(nodes: int, waiting: int, kinds: int, passes: int) -> dict[str, Any
     made: dict[tuple[int, str, str], JobSpec] = {}
     demands = shapes(kinds)
     for i in range(waiting):
-        key = (rng.randrange(len(demands)), rng.choice(QUEUES), rng.choice(CLASSES))
+        at = rng.randrange(len(demands))
+        key = (at, QUEUES[at % len(QUEUES)], CLASSES[at % len(CLASSES)])
+        if spread:
+            key = (at, rng.choice(QUEUES), rng.choice(CLASSES))
         if key not in made:
             made[key] = job_spec(**demands[key[0]], minutes=240, queue=key[1], priority_class=key[2])
         world.submit(f"wait-{i:06d}", made[key])
@@ -115,7 +122,7 @@ def one_pass(nodes: int, waiting: int, kinds: int, passes: int) -> dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="pass,starts,history,preempt")
+    parser.add_argument("--only", default="pass,spread,starts,history,preempt")
     parser.add_argument("--passes", type=int, default=20)
     parser.add_argument("--nodes", type=int, default=4_000)
     parser.add_argument("--waiting", type=int, default=100_000)
@@ -123,7 +130,15 @@ def main() -> None:
     wanted = arguments.only.split(",")
     told: dict[str, Any] = {}
     if "pass" in wanted:
-        told["pass"] = one_pass(arguments.nodes, arguments.waiting, 200, arguments.passes)
+        told["pass"] = one_pass(arguments.nodes, arguments.waiting, 200, arguments.passes, spread=False)
+    if "spread" in wanted:
+        told["spread"] = one_pass(arguments.nodes, arguments.waiting, 200, arguments.passes, spread=True)
+    if "starts" in wanted:
+        told["starts"] = asyncio.run(scheduler_starts.measure(640, 15_000))
+    if "history" in wanted:
+        told["history"] = scheduler_history.measure()
+    if "preempt" in wanted:
+        told["preempt"] = scheduler_preempt.measure()
     print(json.dumps(told))
 
 
