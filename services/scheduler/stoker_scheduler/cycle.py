@@ -27,13 +27,14 @@ from .explain import (
     why_not_placed,
 )
 from .layout import Layouts
+from .offers import Victim
 from .order import Candidate, Walk
 from .queueing import lane_of
 from .quota import Refusal
 from .reserve import Forecast, gone_by
 from .rights import Group, Rights
 from .state import Claim, Job, State
-from .victims import Eviction, Hunt, Turns, Victim, grace_ms
+from .victims import Eviction, Hunt, Turns, grace_ms
 from .waiting import Lane
 
 MOST_ALLOCATIONS = 1_000  # in one batch, some 700 bytes each: beyond a megabyte messages of the log get slow

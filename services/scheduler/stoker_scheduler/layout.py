@@ -21,6 +21,7 @@ class Layout:
     working: dict[str, int]
     cordoned: tuple[str, ...]
     nodes: tuple[Node, ...]
+    kinds: tuple[tuple[int, ...], ...]  # rows of nodes of one size and the same GPUs
     _able: dict[Demand, tuple[Node, ...]] = field(default_factory=dict, repr=False, compare=False)
     _same: dict[tuple[int, ...], tuple[Node, ...]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -42,6 +43,7 @@ class Layout:
             working,
             tuple(cordoned),
             tuple(state.nodes.values()),
+            _kinds(state),
         )
 
     def able(self, demand: Demand) -> tuple[Node, ...]:
@@ -49,8 +51,12 @@ class Layout:
         demand = demand._replace(nodes=1)
         found = self._able.get(demand)
         if found is None:
-            rows = tuple(row for row, node in enumerate(self.nodes) if whole(node, demand))
-            found = self._able[demand] = self._same.setdefault(rows, tuple(self.nodes[row] for row in rows))
+            kinds = tuple(at for at, rows in enumerate(self.kinds) if whole(self.nodes[rows[0]], demand))
+            found = self._same.get(kinds)
+            if found is None:
+                rows = sorted(row for at in kinds for row in self.kinds[at])
+                found = self._same[kinds] = tuple(self.nodes[row] for row in rows)
+            self._able[demand] = found
         return found
 
     def totals(self, state: State) -> dict[str, int]:
@@ -64,6 +70,14 @@ class Layout:
                     found[ALL] += held
                     found[gpu.model] = found.get(gpu.model, 0) + held
         return found
+
+
+def _kinds(state: State) -> tuple[tuple[int, ...], ...]:
+    found: dict[object, list[int]] = {}
+    for row, node in enumerate(state.nodes.values()):
+        models = tuple([gpu.model for gpu in node.gpus])
+        found.setdefault((models, node.cpu_milli, node.memory_mib), []).append(row)
+    return tuple(tuple(rows) for rows in found.values())
 
 
 def whole(node: Node, demand: Demand) -> bool:

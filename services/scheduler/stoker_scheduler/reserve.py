@@ -13,7 +13,7 @@ from .board import ENDLESS, Board
 from .fragments import Bools
 from .gang import domains
 from .placement import Demand
-from .state import Attempt, Claim, Job
+from .state import Attempt, Claim, Job, Node
 from .victims import grace_ms
 
 RELEASE_MS = 5_000  # from the kill to the proof of release, as a launcher needs it
@@ -25,6 +25,7 @@ class Forecast:
     def __init__(self, board: Board) -> None:
         self.board = board
         self._until: dict[tuple[str, str], int] = {}
+        self._order: dict[str, list[tuple[int, int, str, str]]] = {}
         self._leaving: dict[str, list[tuple[int, int, int]]] = {}
         self._given: int | None = None
 
@@ -45,6 +46,7 @@ class Forecast:
         self._given = len(board.given)
 
     def _holds(self, held: Allocation, ends: int) -> None:
+        self._order.pop(held.node, None)
         self._leaving.setdefault(held.node, []).append((ends, held.cpu_milli, held.memory_mib))
         for gpu in held.gpus:
             self._until[held.node, gpu] = max(self._until.get((held.node, gpu), 0), ends)
@@ -52,6 +54,14 @@ class Forecast:
     def until(self, node: str, uuid: str) -> int:
         """When the GPU is free: 0 when it is, ENDLESS when nobody can say."""
         return self._until.get((node, uuid), 0)
+
+    def _gpus(self, node: Node) -> list[tuple[int, int, str, str]]:
+        """When each GPU of the node is free, the first one first: with its index, uuid and model."""
+        found = self._order.get(node.name)
+        if found is None:
+            found = sorted((self.until(node.name, gpu.uuid), gpu.index, gpu.uuid, gpu.model) for gpu in node.gpus)
+            self._order[node.name] = found
+        return found
 
     def _host_until(self, node: str, demand: Demand) -> int:
         """When so many cores and so much memory are free there."""
@@ -81,20 +91,21 @@ class Forecast:
     def _among(self, job: Job, rows: Bools) -> tuple[int, int, tuple[Allocation, ...]] | None:
         board, demand = self.board, job.demand
         offers: list[tuple[int, int, int, tuple[str, ...]]] = []
+        claimed = {name for name, _ in board.claimed}
         for row in rows.nonzero()[0].tolist():
             node = board.state.nodes[board.topology.names[row]]
             if node.cpu_milli < demand.cpu or node.memory_mib < demand.memory:
                 continue
-            gpus = sorted(
-                (self.until(node.name, gpu.uuid), gpu.index, gpu.uuid)
-                for gpu in node.gpus
-                if (not demand.models or gpu.model in demand.models) and (node.name, gpu.uuid) not in board.claimed
-            )
+            gpus = self._gpus(node)
+            if demand.models:
+                gpus = [gpu for gpu in gpus if gpu[3] in demand.models]
+            if node.name in claimed:
+                gpus = [gpu for gpu in gpus if (node.name, gpu[2]) not in board.claimed]
             if len(gpus) >= demand.gpus:
                 chosen = gpus[: demand.gpus]
-                held = sum(until > 0 for until, _, _ in chosen)
+                held = sum([gpu[0] > 0 for gpu in chosen])
                 starts = max(chosen[-1][0], self._host_until(node.name, demand))
-                offers.append((starts, held, row, tuple(uuid for _, _, uuid in chosen)))
+                offers.append((starts, held, row, tuple([gpu[2] for gpu in chosen])))
         if len(offers) < demand.nodes:
             return None
         offers.sort()

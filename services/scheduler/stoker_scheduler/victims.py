@@ -9,6 +9,7 @@ that lose the least: GPU time since their last durable checkpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from stoker_proto import Allocation, PreemptRule
 from .board import Board
 from .fragments import WHOLE, Bools
 from .gang import domains
+from .offers import Cost, Offer, Offers, Victim, cost_of
 from .placement import fitting
 from .quota import refusal
 from .rights import Group
@@ -28,45 +30,12 @@ UNTIL_STARTED = 1 << 60
 MOST_ON_A_NODE = 10  # candidates looked at on one node, cheapest first
 
 
-class Victim(NamedTuple):
-    """A job that could be preempted, and what that would cost: lost thousandths of GPUs times milliseconds."""
-
-    job: Job
-    attempt: Attempt
-    rule: PreemptRule
-    value: int
-    over: int
-    lost: int
-
-    def gpus_on(self, node: str) -> int:
-        return sum(
-            len(p.allocation.gpus) for p in self.attempt.parts if p.allocation.node == node and p.released_ms is None
-        )
-
-    @property
-    def tier(self) -> tuple[int, int]:
-        return (0 if self.rule == "reclaim" else 1, self.value)
-
-    @property
-    def key(self) -> tuple[int, int, int, int, int, str]:
-        return (*self.tier, -self.over, self.lost, -self.attempt.placed_ms, self.job.id)
-
-
 @dataclass(frozen=True)
 class Eviction:
     """Whom to stop, and the claim that is put on what that frees."""
 
     victims: tuple[Victim, ...]
     claim: Claim
-
-
-class Cost(NamedTuple):
-    """Smaller is better."""
-
-    jobs: int
-    over: int
-    lost: int
-    ids: tuple[str, ...]
 
 
 def lost_by(attempt: Attempt, now_ms: int) -> int:
@@ -87,13 +56,21 @@ class Turns:
         self.looked: dict[object, tuple[int, int | None]] = {}
 
 
+class _Judged(NamedTuple):
+    """Of one queue and class: who may be preempted, what that loses and where it helps; and when there will be more."""
+
+    open: list[tuple[Job, Attempt, int, dict[int, int]]]
+    wake_ms: int | None
+
+
 class Hunt:
     """Finds evictions in one pass; what it learns about active jobs serves all preemptors of the pass."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
         self.wake_ms: int | None = None
-        self._active: dict[tuple[str, str], list[tuple[Job, Attempt]]] | None = None
+        self._active: dict[Group, list[tuple[Job, Attempt]]] | None = None
+        self._judged: dict[Group, _Judged] = {}
         self._coming: dict[int, list[Allocation]] = {}
 
     def evict(self, job: Job, groups: dict[Group, tuple[PreemptRule, int]], usable: Bools, seq: int) -> Eviction | None:
@@ -107,7 +84,9 @@ class Hunt:
         tiers = sorted({v.tier for found in victims.values() for v in found})
         usable = usable & (self.board.topology.ready | self.board.topology.suspect)
         for tier in tiers:
-            allowed = {row: [v for v in found if v.tier <= tier] for row, found in victims.items()}
+            allowed = victims
+            if tier != tiers[-1]:
+                allowed = {row: [v for v in found if v.tier <= tier] for row, found in victims.items()}
             chosen = self._choose(job, usable, allowed)
             if chosen is None:
                 continue
@@ -118,7 +97,7 @@ class Hunt:
                 return None
             made = self._claim(job, spots, picked, seq)
             if made is not None:
-                return Eviction(tuple(sorted(picked, key=lambda v: v.key)), made)
+                return Eviction(tuple(sorted(picked, key=_key)), made)
         return None
 
     def stopped(self, victims: tuple[Victim, ...]) -> None:
@@ -148,32 +127,49 @@ class Hunt:
             else:
                 self._active.setdefault((job.queue, job.class_name), []).append((job, attempt))
 
-    def _eligible(self, job: Job, groups: dict[tuple[str, str], tuple[PreemptRule, int]]) -> dict[int, list[Victim]]:
-        assert self._active is not None
+    def _eligible(self, job: Job, groups: dict[Group, tuple[PreemptRule, int]]) -> dict[int, list[Victim]]:
+        """By row, in the order in which they would go."""
         found: dict[int, list[Victim]] = {}
+        stopping = self.board.stopping
         for group, (rule, over) in groups.items():
-            value = self.board.tree.classes[group[1]].value
-            for other, attempt in self._active.get(group, ()):
-                if self._judge(other, attempt):
-                    victim = Victim(other, attempt, rule, value, over, lost_by(attempt, self.board.now_ms))
-                    for part in attempt.parts:
-                        if part.released_ms is None:
-                            found.setdefault(self.board.capacity.row(part.allocation.node), []).append(victim)
-        return {row: sorted(victims, key=lambda v: v.key)[:MOST_ON_A_NODE] for row, victims in found.items()}
+            tier = (0 if rule == "reclaim" else 1, self.board.tree.classes[group[1]].value)
+            judged = self._judged.get(group)
+            if judged is None:
+                judged = self._judged[group] = self._judge(group)
+            if judged.wake_ms is not None:
+                self.wake_ms = judged.wake_ms if self.wake_ms is None else min(self.wake_ms, judged.wake_ms)
+            for other, attempt, lost, held in judged.open:
+                if other.id not in stopping:
+                    key = (*tier, -over, lost, -attempt.placed_ms, other.id)
+                    victim = Victim(other, attempt, rule, over, lost, held, tier, key)
+                    for row in held:
+                        found.setdefault(row, []).append(victim)
+        for row, victims in found.items():
+            if len(victims) > 1:
+                victims.sort(key=_key)
+                found[row] = victims[:MOST_ON_A_NODE]
+        return found
 
-    def _judge(self, other: Job, attempt: Attempt) -> bool:
-        """Whether nothing protects the job."""
-        board = self.board
-        if other.id in board.stopping or other.boosted:
-            return False
-        if other.preemptions >= board.state.cluster.scheduling.max_preemptions:
-            return False
-        free_from = self._protected_until(other, attempt)
-        if free_from <= board.now_ms:
-            return True
-        if free_from < UNTIL_STARTED:
-            self.wake_ms = free_from if self.wake_ms is None else min(self.wake_ms, free_from)
-        return False
+    def _judge(self, group: Group) -> _Judged:
+        """Whom of a queue and class nothing protects; asked once in a pass, for all that might displace them."""
+        assert self._active is not None
+        board, row_of = self.board, self.board.capacity.row
+        found: list[tuple[Job, Attempt, int, dict[int, int]]] = []
+        wake_ms: int | None = None
+        for job, attempt in self._active.get(group, ()):
+            if job.boosted or job.preemptions >= board.state.cluster.scheduling.max_preemptions:
+                continue
+            free_from = self._protected_until(job, attempt)
+            if free_from <= board.now_ms:
+                held: dict[int, int] = {}
+                for part in attempt.parts:
+                    if part.released_ms is None:
+                        row = row_of(part.allocation.node)
+                        held[row] = held.get(row, 0) + len(part.allocation.gpus)
+                found.append((job, attempt, lost_by(attempt, board.now_ms), held))
+            elif free_from < UNTIL_STARTED:
+                wake_ms = free_from if wake_ms is None else min(wake_ms, free_from)
+        return _Judged(found, wake_ms)
 
     def _protected_until(self, job: Job, attempt: Attempt) -> int:
         """From when on the job may be preempted, by the log's clock."""
@@ -241,81 +237,63 @@ class Hunt:
     def _choose_among(
         self, job: Job, rows: Bools, victims: dict[int, list[Victim]]
     ) -> tuple[Cost, dict[int, tuple[int, ...]], list[Victim]] | None:
+        """Node after node, each time the one where one more share costs the least."""
+        free = fitting(self.board.capacity, job.demand._replace(nodes=1), rows)
+        worth = {int(row) for row in free.nonzero()[0]}
+        worth.update(row for row in (*victims, *self._coming) if rows[row])
+        offers = Offers(sorted(worth), victims, partial(self._fewest, job), partial(self._offer, job))
         picked: list[Victim] = []
         spots: dict[int, tuple[int, ...]] = {}
-        free = fitting(self.board.capacity, job.demand._replace(nodes=1), rows)
-        left = {int(row) for row in free.nonzero()[0]}
-        left.update(row for row in (*victims, *self._coming) if rows[row])
         while len(spots) < job.demand.nodes:
-            offer = self._cheapest(job, left, victims, picked)
+            offer = offers.cheapest(picked)
             if offer is None:
                 return None
-            row, more, gpus = offer
-            spots[row] = gpus
-            left.discard(row)
-            picked += more
+            spots[offer.row] = offer.gpus
+            picked += offer.more
+            offers.take(offer, picked)
         return cost_of(picked), spots, picked
-
-    def _cheapest(
-        self, job: Job, rows: set[int], victims: dict[int, list[Victim]], picked: list[Victim]
-    ) -> tuple[int, list[Victim], tuple[int, ...]] | None:
-        """The node where one more share costs the least, given whom the gang displaces already."""
-        names = {v.job.id for v in picked}
-        others = {row: [v for v in victims.get(row, ()) if v.job.id not in names] for row in rows}
-        fewest: dict[int, int] = {}
-        for row in sorted(rows):
-            least = self._fewest(job, row, others[row], picked)
-            if least is not None:
-                fewest[row] = least
-        for size in range(max((len(found) for found in others.values()), default=0) + 1):
-            best: tuple[Cost, int, list[Victim], tuple[int, ...]] | None = None
-            for row, least in fewest.items():
-                if least <= size <= len(others[row]):
-                    offer = self._offer(job, row, size, others[row], picked)
-                    if offer is not None and (best is None or offer[:2] < best[:2]):
-                        best = offer
-                        if not size:
-                            break
-            if best is not None:
-                return best[1], best[2], best[3]
-        return None
 
     def _fewest(self, job: Job, row: int, others: list[Victim], picked: list[Victim]) -> int | None:
         """How many victims the node needs at least; None when all of them are not enough."""
         need = job.demand.gpus - self._able(job, row, picked)
-        name = self.board.topology.names[row]
-        for size, freed in enumerate(sorted((v.gpus_on(name) for v in others), reverse=True)):
+        if need <= 0:
+            return 0
+        for size, freed in enumerate(sorted([v.held[row] for v in others], reverse=True), 1):
+            need -= freed
             if need <= 0:
                 return size
-            need -= freed
-        return len(others) if need <= 0 else None
+        return None
 
     def _able(self, job: Job, row: int, picked: list[Victim]) -> int:
-        room, _, _ = self._room(row, picked)
-        gpus, models = self.board.state.nodes[self.board.topology.names[row]].gpus, job.demand.models
-        return sum(r >= job.demand.milli and (not models or g.model in models) for r, g in zip(room, gpus, strict=True))
-
-    def _offer(
-        self, job: Job, row: int, size: int, others: list[Victim], picked: list[Victim]
-    ) -> tuple[Cost, int, list[Victim], tuple[int, ...]] | None:
-        """The cheapest so many victims on the node that make room for one share."""
+        models, milli = job.demand.models, job.demand.milli
         name = self.board.topology.names[row]
-        alike = len({v.gpus_on(name) for v in others}) <= 1
-        best: tuple[Cost, int, list[Victim], tuple[int, ...]] | None = None
+        if row in self._coming or any(row in v.held for v in picked):
+            room, _, _ = self._room(row, picked)
+        else:
+            room, _, _ = self.board.capacity.left(name)
+            if max(room, default=0) < milli:
+                return 0
+        gpus = self.board.state.nodes[name].gpus
+        return sum(r >= milli and (not models or g.model in models) for r, g in zip(room, gpus, strict=True))
+
+    def _offer(self, job: Job, row: int, size: int, others: list[Victim], picked: list[Victim]) -> Offer | None:
+        """The cheapest so many victims on the node that make room for one share."""
+        alike = len({v.held[row] for v in others}) <= 1
+        best: Offer | None = None
         for more in combinations(others, size):
             cost = cost_of(more)
-            if best is not None and cost >= best[0]:
+            if best is not None and cost >= best.cost:
                 continue
             gpus = self._gpus(job, row, [*picked, *more])
             if gpus is not None:
-                best = (cost, row, list(more), gpus)
+                best = Offer(cost, row, list(more), gpus)
                 if alike:  # cheapest first, and any so many of them free as much
                     break
         return best
 
     def _prune(self, job: Job, spots: dict[int, tuple[int, ...]], picked: list[Victim]) -> list[Victim]:
         """Leave out, dearest first, whoever is not needed after all."""
-        for victim in sorted(picked, key=lambda v: v.key, reverse=True):
+        for victim in sorted(picked, key=_key, reverse=True):
             without = [v for v in picked if v is not victim]
             if all(self._gpus(job, row, without) is not None for row in spots):
                 picked = without
@@ -332,20 +310,23 @@ class Hunt:
                 if part.released_ms is None:
                     usage.add(victim.job.queue, part.charge, firm=firm, sign=sign)
 
+        def refused() -> bool:
+            return refusal(board.tree, usage, board.totals, job.queue, board.class_of(job), asked) is not None
+
         asked = [(ALL, job.milli)] + ([(job.demand.models[0], job.milli)] if len(job.demand.models) == 1 else [])
         for victim in picked:
             gone(victim, -1)
+        if not refused():
+            return picked
         picked = list(picked)
         known = {v.job.id for v in picked}
-        for victim in sorted({v.job.id: v for v in others}.values(), key=lambda v: v.key):
-            if refusal(board.tree, usage, board.totals, job.queue, board.class_of(job), asked) is None:
-                return picked
+        for victim in sorted({v.job.id: v for v in others}.values(), key=_key):
             if victim.job.id not in known and victim.rule == "higher_class":
-                known.add(victim.job.id)
                 gone(victim, -1)
                 picked.append(victim)
-        told = refusal(board.tree, usage, board.totals, job.queue, board.class_of(job), asked)
-        return picked if told is None else []
+                if not refused():
+                    return picked
+        return []
 
     def _claim(self, job: Job, spots: dict[int, tuple[int, ...]], picked: list[Victim], seq: int) -> Claim | None:
         board = self.board
@@ -365,13 +346,12 @@ class Hunt:
         return Claim(job.id, seq, "preempt", tuple(allocations), board.now_ms + grace)
 
 
+def _key(victim: Victim) -> tuple[int, int, int, int, int, str]:
+    return victim.key
+
+
 def grace_ms(board: Board, job: Job) -> int:
     """From the checkpoint signal to the kill: what the job asks for, at most what its class allows."""
     own = int(job.spec.limits.grace_seconds * 1000)
     allowed = board.class_of(job).grace_seconds
     return own if allowed is None else min(own, int(allowed * 1000))
-
-
-def cost_of(victims: tuple[Victim, ...] | list[Victim]) -> Cost:
-    over, lost = sum(v.over for v in victims), sum(v.lost for v in victims)
-    return Cost(len(victims), -over, lost, tuple(sorted(v.job.id for v in victims)))
