@@ -41,7 +41,8 @@ from .scheduler_world import DONE, job_spec, joining
 
 COHORTS, IN_COHORT = 5, 6
 # Of twenty jobs: how many, GPUs, nodes, milliseconds, class. Kueue's small, medium and large.
-MIX = ((14, 1, 1, 200, "BEST_EFFORT"), (4, 8, 1, 500, "NORMAL"), (2, 8, 2, 1000, "CRITICAL"))
+MIX = ((14, 1, 1, 200, "small"), (4, 8, 1, 500, "medium"), (2, 8, 2, 1000, "large"))
+CLASSES = {"small": 50, "medium": 100, "large": 200}
 AT_ONCE = 250
 LIMIT_S = 600.0
 
@@ -54,7 +55,8 @@ def cluster(gpus: int) -> Cluster:
         for at in range(IN_COHORT):
             quota = {"nominal": gpus // COHORTS // IN_COHORT, "limit": gpus // COHORTS}
             queues.append({"name": f"queue-{cohort}-{at}", "parent": f"cohort-{cohort}", "gpus": quota})
-    return Cluster.model_validate({"queues": queues})
+    classes = [{"name": name, "value": value} for name, value in CLASSES.items()]
+    return Cluster.model_validate({"queues": queues, "classes": classes})
 
 
 def submissions(count: int) -> Iterable[JobSubmitted]:
