@@ -20,6 +20,14 @@ ENDLESS = 1 << 62
 MOST_ACTIONS = 400  # in one batch
 
 
+Asked = tuple[str, str, tuple[str, ...], int]
+
+
+def asked_by(job: Job) -> Asked:
+    """What quota looks at: jobs that are the same in this are let in or refused alike."""
+    return job.queue, job.class_name, job.demand.models, job.milli
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """The numbers that the pass goes by and that no user sets, in milliseconds of the log's clock."""
@@ -63,6 +71,8 @@ class Board:
         self.stopping: set[str] = set()
         self.freed = 0  # claims given up so far
         self.charges = 0  # changes of usage so far
+        self._allowed: dict[Asked, tuple[tuple[str, ...] | None, Refusal | None]] = {}
+        self._allowed_at = 0
         self.given: list[tuple[Job, Allocation]] = []
         self.models_with_quota = any(len(bounds) > 1 for bounds in self.tree.bounds.values())
         self.all_rows: Bools = np.ones(len(self.capacity.names), dtype=np.bool_)
@@ -206,6 +216,15 @@ class Board:
 
     def allowed(self, job: Job) -> tuple[tuple[str, ...] | None, Refusal | None]:
         """GPU models that quota lets the job take, () for any; or None and why."""
+        if self._allowed_at != self.charges:
+            self._allowed, self._allowed_at = {}, self.charges
+        key = asked_by(job)
+        found = self._allowed.get(key)
+        if found is None:
+            found = self._allowed[key] = self._allows(job)
+        return found
+
+    def _allows(self, job: Job) -> tuple[tuple[str, ...] | None, Refusal | None]:
         demand, milli = job.demand, job.milli
         priority, usage, totals = self.class_of(job), self.usage, self.totals
         told = refusal(self.tree, usage, totals, job.queue, priority, ((ALL, milli),))

@@ -72,6 +72,7 @@ class Cycle:
         self._turns = turns or Turns()
         self._hunts = 0
         self._nowhere: dict[object, int] = {}
+        self._free_kept: dict[int, tuple[bool, int]] = {}
         self._look_again = self._passed_over = False
         self._allocations = 0
         self._lanes: dict[tuple[str, Lane], tuple[Reason, ...]] = {}
@@ -348,9 +349,20 @@ class Cycle:
     def _blocked(self, candidate: Candidate, reasons: tuple[Reason, ...]) -> None:
         """Nobody of the lane fits; but some that will be gone soon may fit in before a claim starts."""
         self._tell_lane(candidate, reasons)
-        if any(claim.starts_ms is not None for claim in self.board.claims.values()):
+        if self._keeps_free(candidate.job):
             self._fill_behind(candidate)
         self.walk.drop_lane(candidate)
+
+    def _keeps_free(self, job: Job) -> bool:
+        """Whether claims that start at a known time keep GPUs that are free now and large enough a part for the job."""
+        known, at = self._free_kept.get(job.demand.milli, (False, -1))
+        if at != self.board.charges:
+            over = tuple(
+                c.job_id for c in self.board.claims.values() if c.kind == "reserve" and c.starts_ms is not None
+            )
+            known = self.board.has_free(over, job)
+            self._free_kept[job.demand.milli] = (known, self.board.charges)
+        return known
 
     def _fill_behind(self, candidate: Candidate) -> None:
         tried_ms = ENDLESS  # one of the lane that would be gone by then found no place: one that stays longer won't

@@ -114,7 +114,7 @@ class Walk:
             return self._best[name]
         best: tuple[Rank, Candidate] | None = None
         for child in self.tree.children.get(name, ()):
-            inner = self._pick(child)
+            inner = self._best[child] if child in self._best else self._pick(child)
             if inner is not None and (best is None or inner[0] < best[0]):
                 best = inner
         heap = self._heaps.get(name)

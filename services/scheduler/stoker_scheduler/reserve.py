@@ -66,6 +66,8 @@ class Forecast:
     def _host_until(self, node: str, demand: Demand) -> int:
         """When so many cores and so much memory are free there."""
         _, cpu, memory = self.board.capacity.left(node)
+        if cpu >= demand.cpu and memory >= demand.memory:
+            return 0
         until = 0
         for ends, more_cpu, more_memory in sorted(self._leaving.get(node, ())):
             if cpu >= demand.cpu and memory >= demand.memory:
@@ -90,25 +92,28 @@ class Forecast:
 
     def _among(self, job: Job, rows: Bools) -> tuple[int, int, tuple[Allocation, ...]] | None:
         board, demand = self.board, job.demand
-        offers: list[tuple[int, int, int, tuple[str, ...]]] = []
+        asked, models = demand.gpus, demand.models
+        found: list[tuple[int, int, list[tuple[int, int, str, str]]]] = []
         claimed = {name for name, _ in board.claimed}
         for row in rows.nonzero()[0].tolist():
             node = board.state.nodes[board.topology.names[row]]
             if node.cpu_milli < demand.cpu or node.memory_mib < demand.memory:
                 continue
             gpus = self._gpus(node)
-            if demand.models:
-                gpus = [gpu for gpu in gpus if gpu[3] in demand.models]
+            if models:
+                gpus = [gpu for gpu in gpus if gpu[3] in models]
             if node.name in claimed:
                 gpus = [gpu for gpu in gpus if (node.name, gpu[2]) not in board.claimed]
-            if len(gpus) >= demand.gpus:
-                chosen = gpus[: demand.gpus]
-                held = sum([gpu[0] > 0 for gpu in chosen])
-                starts = max(chosen[-1][0], self._host_until(node.name, demand))
-                offers.append((starts, held, row, tuple([gpu[2] for gpu in chosen])))
-        if len(offers) < demand.nodes:
+            if len(gpus) >= asked:
+                found.append((max(gpus[asked - 1][0], self._host_until(node.name, demand)), row, gpus))
+        if len(found) < demand.nodes:
             return None
-        offers.sort()
+        last = sorted([starts for starts, _, _ in found])[demand.nodes - 1]
+        offers = sorted(
+            (starts, sum([gpu[0] > 0 for gpu in gpus[:asked]]), row, tuple([gpu[2] for gpu in gpus[:asked]]))
+            for starts, row, gpus in found
+            if starts <= last
+        )
         taken = sorted(offers[: demand.nodes], key=lambda offer: offer[2])
         made = []
         for rank, (_, _, row, uuids) in enumerate(taken):

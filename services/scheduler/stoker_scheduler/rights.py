@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stoker_proto import PreemptRule
 
-from .board import Board
+from .board import Asked, Board, asked_by
 from .quota import borrowed, own_borrowed, own_held, own_nominal
 from .state import Claim, Job
 from .usage import ALL
@@ -21,6 +21,8 @@ class Rights:
     def __init__(self, board: Board) -> None:
         self.board = board
         self._paths: dict[str, tuple[str, ...]] = {}
+        self._displaced: dict[Asked, dict[Group, tuple[PreemptRule, int]]] = {}
+        self._displaced_at = -1
         self._known: list[str] = []
         self._known_at = -1
         self._running: dict[str, list[tuple[str, int]]] = {}
@@ -31,6 +33,15 @@ class Rights:
 
     def displaces(self, job: Job) -> dict[Group, tuple[PreemptRule, int]]:
         """Groups that run and that the job may displace, by which rule, and how far their queue is above its own."""
+        if self._displaced_at != self.board.charges:
+            self._displaced, self._displaced_at = {}, self.board.charges
+        key = asked_by(job)
+        found = self._displaced.get(key)
+        if found is None:
+            found = self._displaced[key] = self._displaces(job)
+        return found
+
+    def _displaces(self, job: Job) -> dict[Group, tuple[PreemptRule, int]]:
         found: dict[Group, tuple[PreemptRule, int]] = {}
         own = self.board.class_of(job).value
         for name, value in self._running.get(job.queue, ()):
