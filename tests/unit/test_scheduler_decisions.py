@@ -385,3 +385,11 @@ def test_what_a_borrower_has_kept_for_it_goes_to_a_queue_that_does_not_borrow() 
     cluster.tell(submitted("owner", per_node=1))
     cluster.end("a")
     assert cluster.places("owner"), "agents is beyond its nominal, default has nothing to give back"
+
+
+def test_where_a_job_goes_does_not_depend_on_which_node_joined_first() -> None:
+    for names in (("n1", "n2", "n3"), ("n3", "n1", "n2"), ("n2", "n3", "n1")):
+        cluster = Cluster()
+        cluster.nodes(*names)
+        cluster.tell(submitted("one"), submitted("two"))
+        assert (cluster.places("one"), cluster.places("two")) == (("n1",), ("n2",))

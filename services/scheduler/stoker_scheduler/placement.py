@@ -6,6 +6,7 @@ Equal costs go to the node that is left fullest, then to the one that joined fir
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -135,14 +136,14 @@ class _States:
 
 
 class Capacity:
-    """What is free on every node, in the order in which they joined.
+    """What is free on every node, in the order of their names: whoever joins first must not decide where jobs go.
 
     Plain lists are the ledger, since facts arrive one by one; the arrays follow when somebody asks.
     """
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self._rows: dict[str, int] = {}
+        self._rows: dict[str, int] | None = None
         self._models: list[tuple[str, ...]] = []
         self._cores: list[int] = []  # milli-cores, when all is free
         self._free: list[list[int]] = []  # a list is replaced, never changed: copies share it
@@ -154,19 +155,22 @@ class Capacity:
         self._memory_now = np.zeros(0, dtype=np.int64)
 
     def row(self, name: str) -> int:
-        return self._rows[name]
+        rows = self._rows
+        if rows is None:
+            rows = self._rows = {known: row for row, known in enumerate(self.names)}
+        return rows[name]
 
     def join(self, name: str, models: Sequence[str], cpu: int, memory: int) -> None:
         """Declare a node, or declare it anew: all that it has is free."""
-        row = self._rows.get(name)
-        if row is None:
-            row = self._rows[name] = len(self.names)
-            self.names.append(name)
-            self._models.append(())
+        row = bisect_left(self.names, name)
+        if row == len(self.names) or self.names[row] != name:
+            self.names.insert(row, name)
+            self._models.insert(row, ())
             for ledger in (self._cores, self._cpu, self._memory):
-                ledger.append(0)
-            self._free.append([])
-            self._states = None
+                ledger.insert(row, 0)
+            self._free.insert(row, [])
+            self._rows = self._states = None  # rows moved: all of it is looked up anew
+            self._dirty.clear()
         if (self._models[row], self._cores[row]) != (tuple(models), cpu):
             self._models[row], self._cores[row] = tuple(models), cpu
             self._states = None
@@ -175,7 +179,7 @@ class Capacity:
 
     def take(self, name: str, gpus: Sequence[int], milli: int, cpu: int, memory: int) -> None:
         """These GPUs, by their index on the node, `milli` of each."""
-        row = self._rows[name]
+        row = self.row(name)
         free = self._free[row].copy()
         for gpu in gpus:
             free[gpu] -= milli
@@ -190,19 +194,19 @@ class Capacity:
 
     def left(self, name: str) -> tuple[list[int], int, int]:
         """Free thousandths of each GPU, milli-cores and MiB of the node; not to be changed."""
-        row = self._rows[name]
+        row = self.row(name)
         return self._free[row], self._cpu[row], self._memory[row]
 
     def holds(self, name: str, cpu: int, memory: int) -> bool:
         """Whether the node has that many cores and that much memory left."""
-        row = self._rows[name]
+        row = self.row(name)
         return self._cpu[row] >= cpu and self._memory[row] >= memory
 
     def copy(self) -> Capacity:
         """One to try things on."""
         other = Capacity()
         other._states = self._synced()
-        other.names, other._rows = self.names.copy(), self._rows.copy()
+        other.names, other._rows = self.names.copy(), self._rows
         other._models, other._cores = self._models.copy(), self._cores.copy()
         other._free, other._cpu, other._memory = self._free.copy(), self._cpu.copy(), self._memory.copy()
         other._state, other._memory_now = self._state.copy(), self._memory_now.copy()
