@@ -49,7 +49,9 @@ class NodeJoined(NodeEvent):
 class CheckResult(Frozen):
     """One check's answer. Healthy, not supported and could not measure are three different answers.
 
-    `entity` is a GPU's uuid or `node`; `value` and `detail` are what was measured.
+    `entity` is a GPU's uuid, `node`, or a part of it such as `nic:mlx5_0/1`, `link:GPU-1:3`, `mount:/data`; `value` and
+    `detail` are what was measured, `excerpt` the raw lines it was read from. `loaded` tells whether the device worked
+    at that time, and `blame` whose fault such an answer is by itself.
     """
 
     check: str
@@ -58,7 +60,10 @@ class CheckResult(Frozen):
     severity: Severity = "info"
     value: float | str | None = None
     detail: str = ""
-    action: Literal["none", "restart_app", "reset_gpu", "reboot", "inspect"] = "none"
+    action: Literal["none", "restart_app", "reset_gpu", "reboot", "drain", "inspect"] = "none"
+    blame: Literal["user", "node", "network", "unknown"] = "unknown"
+    loaded: bool | None = None
+    excerpt: str = Field(default="", max_length=512)
 
 
 class FindingRecorded(NodeEvent):
