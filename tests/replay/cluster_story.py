@@ -120,6 +120,7 @@ class Story:
     many events.
     """
 
+    script: dict[int, list[Event]] = field(default_factory=lambda: SCRIPT)
     lose_after: int = 0
     lose_every: int = 0
     check: bool = False
@@ -137,7 +138,7 @@ class Story:
         """Itself before each tick, until all is over."""
         if not self.records:
             self._append(LeaderElected(service="scheduler", holder="first"))
-        while self.tick <= max(SCRIPT) or self.scheduler.state.jobs:
+        while self.tick <= max(self.script) or self.scheduler.state.jobs:
             assert self.tick < 100, f"never over: {list(self.scheduler.state.jobs)}"
             yield self
             self._turn()
@@ -159,7 +160,7 @@ class Story:
             self.scheduler.evolve(recorded)
 
     def _turn(self) -> None:
-        for event in SCRIPT.get(self.tick, ()):
+        for event in self.script.get(self.tick, ()):
             if isinstance(event, NodeJoined):
                 self._dies(event.node)
             self._tell(event)

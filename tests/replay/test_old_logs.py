@@ -13,6 +13,7 @@ from stoker_proto import (
     AttemptPlaced,
     AttemptStarted,
     CheckpointSaved,
+    DecisionBatch,
     JobFinished,
     JobRequeued,
     NodeQuarantined,
@@ -25,12 +26,14 @@ from stoker_proto import (
 )
 from stoker_scheduler.board import Timing
 from stoker_scheduler.core import Scheduler
+from stoker_scheduler.invariants import violations
 
 HERE = Path(__file__).parent
 GOLDEN = sorted((HERE / "golden").glob("*.jsonl"))
 CORPUS = sorted((HERE / "corpus").glob("*.json"))
 LINES = [(file.name, line) for file in GOLDEN + CORPUS for line in file.read_text().splitlines()]
 XID79 = HERE / "golden" / "v1-xid79.jsonl"
+SHARING = HERE / "golden" / "v1-sharing.jsonl"
 
 
 def read(file: Path) -> list[Recorded]:
@@ -111,4 +114,29 @@ def test_the_scheduler_folds_the_first_golden_log_with_nothing_void_and_nothing_
     assert (state.voided, state.ignored, dict(state.to_announce)) == (0, 0, {})
     assert [over.state for over in state.over.values()] == ["succeeded"]
     assert not state.jobs and not any(state.owner.values())
+    assert scheduler.decide(records[-1].at_ms) == []
+
+
+def test_the_log_of_a_shared_cluster_has_every_kind_of_decision_in_it() -> None:
+    batches = [r.event for r in read(SHARING) if isinstance(r.event, DecisionBatch)]
+    actions = [action for batch in batches for action in batch.actions]
+    told = {action.action for action in actions}
+    assert told == {"place", "claim", "unclaim", "stop", "requeue", "finish", "fence", "boost"}
+    rules = {action.rule for action in actions if action.action == "stop" and action.rule}
+    reasons = {action.reason for action in actions if action.action == "stop"}
+    assert (rules, "window_closed" in reasons) == ({"reclaim", "higher_class"}, True)
+
+
+def test_the_scheduler_folds_the_log_of_a_shared_cluster_with_every_promise_kept() -> None:
+    scheduler, ends = Scheduler(Timing()), {}
+    records = read(SHARING)
+    for recorded in records:
+        scheduler.evolve(recorded)
+        assert violations(scheduler.state) == [], f"after {recorded.seq}"
+        if isinstance(recorded.event, JobFinished):
+            ends[recorded.event.job_id] = recorded.event.state
+    state = scheduler.state
+    assert (state.voided, dict(state.to_announce), dict(state.jobs), dict(state.claims)) == (0, {}, {}, {})
+    assert {job_id: over.state for job_id, over in state.over.items()} == ends
+    assert len(ends) == 29 and not any(state.owner.values())
     assert scheduler.decide(records[-1].at_ms) == []

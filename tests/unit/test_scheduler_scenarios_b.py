@@ -15,7 +15,7 @@ from stoker_proto import ClusterConfigured, DecisionBatch, JobSubmitted, Place, 
 from stoker_proto.spec import Compute
 from stoker_scheduler.board import Timing
 from stoker_scheduler.core import Scheduler
-from stoker_scheduler.cycle import MOST_HUNTS
+from stoker_scheduler.displacing import MOST_HUNTS
 from stoker_scheduler.invariants import violations
 from stoker_scheduler.reserve import RELEASE_MS
 from tests.builders import ListLog, joined, ready, spec, submitted

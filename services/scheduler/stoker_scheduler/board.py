@@ -18,6 +18,7 @@ from .usage import ALL, Usage
 
 ENDLESS = 1 << 62
 MOST_ACTIONS = 400  # in one batch
+MOST_ALLOCATIONS = 1_000  # in one batch, some 700 bytes each: beyond a megabyte messages of the log get slow
 
 
 Asked = tuple[str, str, tuple[str, ...], int]
@@ -44,11 +45,12 @@ class Pass:
     actions: list[Action] = field(default_factory=list)
     reasons: dict[str, tuple[Reason, ...]] = field(default_factory=dict)
     due_ms: int | None = None
+    allocations: int = 0  # in the actions so far
 
     @property
     def full(self) -> bool:
         """Whether a message of the log should hold no more; the next pass goes on."""
-        return len(self.actions) >= MOST_ACTIONS
+        return len(self.actions) >= MOST_ACTIONS or self.allocations >= MOST_ALLOCATIONS
 
     def wait(self, until_ms: int) -> None:
         self.due_ms = until_ms if self.due_ms is None else min(self.due_ms, until_ms)
