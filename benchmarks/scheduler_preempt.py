@@ -18,7 +18,7 @@ from tests.unit.test_scheduler_scenarios_a import LOW, cluster_of
 from tests.unit.test_scheduler_victims import crowded, fewest
 
 from stoker_proto import CancelRequested
-from stoker_scheduler.victims import lost_by
+from stoker_scheduler.eligible import lost_by
 
 NODES, GPUS = 4, 8
 

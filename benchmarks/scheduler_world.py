@@ -26,7 +26,7 @@ from stoker_proto import (
     Recorded,
     SelfTested,
 )
-from stoker_scheduler.apply import announcements
+from stoker_scheduler.announce import announcements
 from stoker_scheduler.board import Timing
 from stoker_scheduler.core import Scheduler
 from stoker_scheduler.state import State

@@ -22,6 +22,7 @@ from stoker_proto.jobs import Stop
 
 from .board import Pass
 from .cycle import Cycle
+from .eligible import lost_by
 from .explain import estimate
 from .order import MS_IN_HOUR
 from .queueing import demand_of, first_gates
@@ -29,7 +30,6 @@ from .quota import ROOT, borrowed, share
 from .state import Job, State
 from .unplaced import gpus_of
 from .usage import ALL
-from .victims import lost_by
 from .waiting import Lane
 
 MOST_SHAPES = 50

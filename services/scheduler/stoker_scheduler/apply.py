@@ -12,40 +12,23 @@ from stoker_proto import (
     Boost,
     Claim,
     DecisionBatch,
-    Event,
-    Fence,
-    Finish,
     JobBoosted,
-    JobFinished,
-    JobRequeued,
     Place,
     Recorded,
-    Requeue,
     Stop,
 )
 
 from . import state as entities
+from .announce import announce
 from .ending import INFRA
 from .fragments import WHOLE
-from .queueing import dequeue, drop_claim, enqueue, is_firm, requeue_with, settle_dependents
-from .state import Attempt, Exclusion, Job, Over, Part, State, changed
+from .leaving import fence, finish, requeue
+from .queueing import dequeue, drop_claim, is_firm, requeue_with
+from .state import Attempt, Job, Part, State, changed
 
-EXCLUSION_MS = 10 * 60_000
 REMEMBERED_MS = 60_000
 REJOIN_MS = 5 * 60_000  # in which a gang that lost a node finds the other nodes free
 NOT_ITS_OWN = ("node_quarantined", "preflight_failed", "lost")
-MS_IN_HOUR = 3_600_000
-Announced = AttemptPlaced | JobRequeued | JobFinished | JobBoosted
-ANNOUNCED: dict[type[Event], str] = {
-    AttemptPlaced: "placed", JobRequeued: "requeued", JobFinished: "finished", JobBoosted: "boosted",
-}  # fmt: skip
-
-
-def announcement_key(event: Announced) -> str:
-    """Which announcement this is; also its event id, so that two leaders announce once."""
-    number = getattr(event, "attempt", None)
-    name = ANNOUNCED[type(event)]
-    return f"{name}:{event.job_id}" if number is None else f"{name}:{event.job_id}:{number}"
 
 
 def apply_batch(state: State, batch: DecisionBatch, recorded: Recorded) -> None:
@@ -59,11 +42,11 @@ def apply_batch(state: State, batch: DecisionBatch, recorded: Recorded) -> None:
             vain = action.by in claims and not _claimable(state, claims[action.by])
             held = not vain and _stop(state, action, recorded)
         elif action.action == "requeue":
-            held = _requeue(state, action, recorded)
+            held = requeue(state, action, recorded)
         elif action.action == "finish":
-            held = _finish(state, action)
+            held = finish(state, action)
         elif action.action == "fence":
-            held = _fence(state, action, recorded)
+            held = fence(state, action, recorded)
         elif action.action == "claim":
             held = _claim(state, action, recorded)
         elif action.action == "unclaim":
@@ -71,10 +54,6 @@ def apply_batch(state: State, batch: DecisionBatch, recorded: Recorded) -> None:
         else:
             held = _boost(state, action)
         state.voided += not held
-
-
-def _announce(state: State, event: Announced) -> None:
-    state.to_announce[announcement_key(event)] = event
 
 
 def _startable(state: State, job: Job | None) -> bool:
@@ -146,7 +125,7 @@ def _place(state: State, action: Place, recorded: Recorded) -> bool:
     )  # fmt: skip
     state.change(job.id, state="active", attempt=attempt, attempts=action.attempt, reasons=())
     state.active[job.id] = None
-    _announce(
+    announce(
         state,
         AttemptPlaced(
             job_id=job.id, attempt=action.attempt, fence=recorded.seq, allocations=action.allocations,
@@ -242,96 +221,6 @@ def strike(state: State, name: str, job_id: str) -> None:
         state.layout += 1
 
 
-def _requeue(state: State, action: Requeue, recorded: Recorded) -> bool:
-    job = state.jobs.get(action.job_id)
-    attempt = job.attempt if job else None
-    if job is None or attempt is None or attempt.number != action.attempt or not attempt.released or job.cancel:
-        return False
-    excluded = {e.node: e for e in job.exclusions if e.until_ms > recorded.at_ms}
-    for node in action.exclude_nodes:
-        excluded[node] = Exclusion(node, recorded.seq, recorded.at_ms + EXCLUSION_MS)
-    retried, blamed = dict(job.retried), dict.fromkeys(job.blamed)
-    if action.charged:
-        retried[action.outcome] = retried.get(action.outcome, 0) + 1
-        told = attempt.attribution
-        if told is None or told.confidence != "established":
-            blamed.update(dict.fromkeys((action.outcome, node) for node in action.exclude_nodes))
-    _leave(state, job)
-    spent = job.preemptions >= state.cluster.scheduling.max_preemptions and not job.boosted
-    job = state.change(
-        job.id,
-        state="queued",
-        boosted=job.boosted or spent,
-        attempt=None,
-        since_ms=recorded.at_ms,
-        retried=tuple(retried.items()),
-        blamed=tuple(blamed),
-        exclusions=tuple(excluded.values()),
-        not_before_ms=action.not_before_ms,
-    )
-    enqueue(state, job)
-    _announce(
-        state,
-        JobRequeued(
-            job_id=job.id, attempt=action.attempt, outcome=action.outcome, cause=action.cause,
-            exclude_nodes=action.exclude_nodes, not_before_ms=action.not_before_ms,
-        ),
-    )  # fmt: skip
-    if spent:
-        _announce(state, JobBoosted(job_id=job.id, cause="preempted"))
-    return True
-
-
-def _leave(state: State, job: Job) -> None:
-    """The job is not active any more."""
-    if job.id not in state.active:
-        return
-    del state.active[job.id]
-    state.usage.count(job.queue, -1)
-    kind = (job.queue, job.class_name)
-    state.running[kind] -= 1
-    if not state.running[kind]:
-        del state.running[kind]
-    if job.array_id:
-        state.arrays[job.array_id] -= 1
-        if not state.arrays[job.array_id]:
-            del state.arrays[job.array_id]
-
-
-def _finish(state: State, action: Finish) -> bool:
-    job = state.jobs.get(action.job_id)
-    if job is None or (job.attempt and not job.attempt.released):
-        return False
-    over = OVER.setdefault((action.state, action.outcome), Over(action.state, action.outcome))
-    drop_claim(state, job.id)
-    dequeue(state, job.id)
-    _leave(state, job)
-    state.drop(job.id)
-    state.deadlines.pop(job.id, None)
-    state.over[job.id] = over
-    settle_dependents(state, job.id, over)
-    _announce(
-        state,
-        JobFinished(
-            job_id=job.id, state=action.state, outcome=action.outcome, attempts=job.attempts, gpu_ms=job.gpu_ms,
-            problem=action.problem,
-        ),
-    )  # fmt: skip
-    return True
-
-
-OVER: dict[tuple[str, str], Over] = {}  # one value for all jobs that ended alike: there may be millions
-
-
-def _fence(state: State, action: Fence, recorded: Recorded) -> bool:
-    job = state.jobs.get(action.job_id)
-    attempt = job.attempt if job else None
-    node = state.nodes.get(action.node)
-    if attempt is None or attempt.number != action.attempt or node is None or node.verdict != "unknown":
-        return False
-    return release_part(state, action.job_id, action.node, recorded.at_ms, lost=True)
-
-
 def _claim(state: State, action: Claim, recorded: Recorded) -> bool:
     if not _claimable(state, action):
         return False
@@ -360,40 +249,5 @@ def _boost(state: State, action: Boost) -> bool:
     if job is None or job.boosted:
         return False
     requeue_with(state, job.id, boosted=True)
-    _announce(state, JobBoosted(job_id=job.id, cause=action.cause))
+    announce(state, JobBoosted(job_id=job.id, cause=action.cause))
     return True
-
-
-def release_part(state: State, job_id: str, node: str, at_ms: int, *, lost: bool) -> bool:
-    """Give back the GPUs that the job's attempt holds on this node, and charge for them."""
-    job = state.jobs[job_id]
-    attempt = job.attempt
-    if attempt is None:
-        return False
-    part = next((p for p in attempt.parts if p.allocation.node == node and p.released_ms is None), None)
-    if part is None:
-        return False
-    allocation = part.allocation
-    owner, at = state.owner[node], state.at[node]
-    for uuid in allocation.gpus:
-        held = owner[uuid]
-        del held[job_id]
-        if not held:
-            del owner[uuid]
-    state.capacity.give(
-        node, [at[u] for u in allocation.gpus], allocation.milli, allocation.cpu_milli, allocation.memory_mib
-    )
-    state.usage.add(job.queue, part.charge, firm=is_firm(state, job), sign=-1)
-    lasted_ms = max(0, at_ms - attempt.placed_ms)
-    numbers = state.cluster.scheduling
-    counted_ms = max(lasted_ms, int(numbers.shortest_charge_seconds * 1000))
-    state.usage.spent(job.queue, part.milli * counted_ms, at_ms, int(numbers.half_life_hours * MS_IN_HOUR))
-    done = changed(part, released_ms=at_ms, lost=lost)
-    parts = tuple(done if p is part else p for p in attempt.parts)
-    state.change(job_id, attempt=changed(attempt, parts=parts), gpu_ms=job.gpu_ms + part.milli * lasted_ms // WHOLE)
-    return True
-
-
-def announcements(state: State) -> list[tuple[str, Event]]:
-    """What held and is not yet told, as (event id, event)."""
-    return list(state.to_announce.items())

@@ -20,15 +20,15 @@ from stoker_proto import (
 from stoker_proto.subjects import DECISIONS
 
 from . import snapshot
-from .apply import announcements
+from .announce import announcements
 from .attend import Watch
 from .board import Pass, Timing
 from .cycle import Cycle
+from .displacing import Turns
 from .evolve import HANDLERS, evolve
 from .invariants import violations
 from .layout import Layouts
 from .state import Job, State
-from .victims import Turns
 from .windows import Turn, turn, zone_data
 
 DETAILED_REASONS = 50  # jobs at the front of the queue whose numbers are kept current; the rest only when codes change

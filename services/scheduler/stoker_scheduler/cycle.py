@@ -16,7 +16,7 @@ from .backfill import Backfill
 from .board import Board, Pass, Timing
 from .boost import boost
 from .claims import Claims
-from .displacing import Displacing
+from .displacing import Displacing, Turns
 from .explain import (
     Context,
     gate_reasons,
@@ -35,7 +35,6 @@ from .reserve import Forecast
 from .rights import Rights
 from .starts import Starts
 from .state import Claim, Job, State
-from .victims import Turns
 from .waiting import Lane
 
 P = ParamSpec("P")

@@ -13,11 +13,22 @@ from .claims import Claims
 from .order import Candidate
 from .rights import Group, Rights
 from .state import Claim, Job
-from .victims import Hunt, Turns, grace_ms
+from .victims import Hunt, grace_ms
 
 MOST_HUNTS = 12  # looks for victims in one pass, each by another lane
 HUNT_AGAIN_MS = 1_000  # until the next pass, when not every lane could look
 MINUTE_MS = 60_000
+
+
+class Turns:
+    """Whose turn it is to look for victims, when more lanes want to than a pass has time for.
+
+    Kept from pass to pass: who has looked in vain lets the others look first. Each with the sequence that it looked at
+    and the moment from which on it may find more.
+    """
+
+    def __init__(self) -> None:
+        self.looked: dict[object, tuple[int, int | None]] = {}
 
 
 class Displacing:
@@ -66,12 +77,12 @@ class Displacing:
             self._passed_over = True
             return False
         self._hunts += 1
-        self.hunt.wake_ms = None
+        self.hunt.eligible.wake_ms = None
         return True
 
     def in_vain(self, candidate: Candidate) -> None:
         """The lane looked and found nothing: the others go first next time."""
-        self._turns.looked[candidate.queue, candidate.lane] = (self.board.state.seq, self.hunt.wake_ms)
+        self._turns.looked[candidate.queue, candidate.lane] = (self.board.state.seq, self.hunt.eligible.wake_ms)
 
     def settle(self) -> None:
         """At the end of the pass: who could not look does so soon."""
@@ -83,8 +94,8 @@ class Displacing:
     def evict(self, job: Job, groups: dict[Group, tuple[PreemptRule, int]]) -> Claim | None:
         """Stop others for the job, and keep for it what that frees."""
         found = self.hunt.evict(job, groups, self.board.usable(job), self.board.state.seq)
-        if self.hunt.wake_ms is not None:
-            self.out.wait(self.hunt.wake_ms)
+        if self.hunt.eligible.wake_ms is not None:
+            self.out.wait(self.hunt.eligible.wake_ms)
         if found is None or len(found.victims) > self._left:
             return None
         for victim in found.victims:
@@ -95,7 +106,7 @@ class Displacing:
                 )
             )  # fmt: skip
             self.board.stopping.add(victim.job.id)
-        self.hunt.stopped(found.victims)
+        self.hunt.eligible.stopped(found.victims)
         self._left -= len(found.victims)
         self.claims.keep(found.claim)
         return found.claim

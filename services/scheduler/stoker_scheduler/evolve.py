@@ -37,7 +37,9 @@ from stoker_proto import (
     WindowOpened,
 )
 
-from .apply import announcement_key, apply_batch, release_part, strike
+from .announce import announcement_key
+from .apply import apply_batch, strike
+from .leaving import release_part
 from .queueing import configure, demand_of, drop_claim, enqueue, first_gates, requeue_with
 from .state import Attempt, Job, Node, Part, State, changed
 

@@ -8,8 +8,8 @@ from pydantic import TypeAdapter
 
 from stoker_proto import REGISTRY, Cluster
 
-from .apply import OVER
 from .fragments import Mix, Shape
+from .leaving import OVER
 from .placement import Capacity
 from .queueing import is_firm, lane_of
 from .state import Claim, Job, Node, Over, State

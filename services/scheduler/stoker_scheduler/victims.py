@@ -11,23 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import NamedTuple
 
 from stoker_proto import Allocation, PreemptRule
 
 from .board import Board
+from .eligible import Eligible, key_of
 from .fragments import WHOLE, Bools
 from .gang import domains
 from .offers import Cost, Offer, Offers, Victim, cost_of
 from .placement import fitting
 from .quota import refusal
 from .rights import Group
-from .state import Attempt, Claim, Job
+from .state import Claim, Job
 from .usage import ALL
-
-MS_IN_MINUTE = 60_000
-UNTIL_STARTED = 1 << 60
-MOST_ON_A_NODE = 10  # candidates looked at on one node, cheapest first
 
 
 @dataclass(frozen=True)
@@ -38,47 +34,18 @@ class Eviction:
     claim: Claim
 
 
-def lost_by(attempt: Attempt, now_ms: int) -> int:
-    """GPU time since the last durable checkpoint, or since it started."""
-    began = attempt.running_ms if attempt.running_ms is not None else attempt.placed_ms
-    since = max(began, attempt.saved_ms or 0)
-    return attempt.milli * max(0, now_ms - since)
-
-
-class Turns:
-    """Whose turn it is to look for victims, when more lanes want to than a pass has time for.
-
-    Kept from pass to pass: who has looked in vain lets the others look first. Each with the sequence that it looked at
-    and the moment from which on it may find more.
-    """
-
-    def __init__(self) -> None:
-        self.looked: dict[object, tuple[int, int | None]] = {}
-
-
-class _Judged(NamedTuple):
-    """Of one queue and class: who may be preempted, what that loses and where it helps; and when there will be more."""
-
-    open: list[tuple[Job, Attempt, int, dict[int, int]]]
-    wake_ms: int | None
-
-
 class Hunt:
     """Finds evictions in one pass; what it learns about active jobs serves all preemptors of the pass."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.wake_ms: int | None = None
-        self._active: dict[Group, list[tuple[Job, Attempt]]] | None = None
-        self._judged: dict[Group, _Judged] = {}
-        self._coming: dict[int, list[Allocation]] = {}
+        self.eligible = Eligible(board)
 
     def evict(self, job: Job, groups: dict[Group, tuple[PreemptRule, int]], usable: Bools, seq: int) -> Eviction | None:
         """The cheapest eviction from these that makes room for the whole gang, or None. The board is left as it was."""
         if not groups:
             return None
-        self._gather()
-        victims = self._eligible(job, groups)
+        victims = self.eligible.by_row(groups)
         if not victims:
             return None
         tiers = sorted({v.tier for found in victims.values() for v in found})
@@ -97,93 +64,8 @@ class Hunt:
                 return None
             made = self._claim(job, spots, picked, seq)
             if made is not None:
-                return Eviction(tuple(sorted(picked, key=_key)), made)
+                return Eviction(tuple(sorted(picked, key=key_of)), made)
         return None
-
-    def stopped(self, victims: tuple[Victim, ...]) -> None:
-        """These are being stopped from here on: what they hold is coming, and nobody else stops them."""
-        for victim in victims:
-            for part in victim.attempt.parts:
-                if part.released_ms is None:
-                    row = self.board.capacity.row(part.allocation.node)
-                    self._coming.setdefault(row, []).append(part.allocation)
-
-    def _gather(self) -> None:
-        """Active jobs by queue and class, and what is coming back, once for the whole pass."""
-        if self._active is not None:
-            return
-        board, state = self.board, self.board.state
-        self._active = {}
-        for job_id in state.active:
-            job = state.jobs[job_id]
-            attempt = job.attempt
-            if attempt is None:
-                continue
-            if board.coming(attempt):
-                for part in attempt.parts:
-                    if part.released_ms is None:
-                        row = board.capacity.row(part.allocation.node)
-                        self._coming.setdefault(row, []).append(part.allocation)
-            else:
-                self._active.setdefault((job.queue, job.class_name), []).append((job, attempt))
-
-    def _eligible(self, job: Job, groups: dict[Group, tuple[PreemptRule, int]]) -> dict[int, list[Victim]]:
-        """By row, in the order in which they would go."""
-        found: dict[int, list[Victim]] = {}
-        stopping = self.board.stopping
-        for group, (rule, over) in groups.items():
-            tier = (0 if rule == "reclaim" else 1, self.board.tree.classes[group[1]].value)
-            judged = self._judged.get(group)
-            if judged is None:
-                judged = self._judged[group] = self._judge(group)
-            if judged.wake_ms is not None:
-                self.wake_ms = judged.wake_ms if self.wake_ms is None else min(self.wake_ms, judged.wake_ms)
-            for other, attempt, lost, held in judged.open:
-                if other.id not in stopping:
-                    key = (*tier, -over, lost, -attempt.placed_ms, other.id)
-                    victim = Victim(other, attempt, rule, over, lost, held, tier, key)
-                    for row in held:
-                        found.setdefault(row, []).append(victim)
-        for row, victims in found.items():
-            if len(victims) > 1:
-                victims.sort(key=_key)
-                found[row] = victims[:MOST_ON_A_NODE]
-        return found
-
-    def _judge(self, group: Group) -> _Judged:
-        """Whom of a queue and class nothing protects; asked once in a pass, for all that might displace them."""
-        assert self._active is not None
-        board, row_of = self.board, self.board.capacity.row
-        found: list[tuple[Job, Attempt, int, dict[int, int]]] = []
-        wake_ms: int | None = None
-        for job, attempt in self._active.get(group, ()):
-            if job.boosted or job.preemptions >= board.state.cluster.scheduling.max_preemptions:
-                continue
-            free_from = self._protected_until(job, attempt)
-            if free_from <= board.now_ms:
-                held: dict[int, int] = {}
-                for part in attempt.parts:
-                    if part.released_ms is None:
-                        row = row_of(part.allocation.node)
-                        held[row] = held.get(row, 0) + len(part.allocation.gpus)
-                found.append((job, attempt, lost_by(attempt, board.now_ms), held))
-            elif free_from < UNTIL_STARTED:
-                wake_ms = free_from if wake_ms is None else min(wake_ms, free_from)
-        return _Judged(found, wake_ms)
-
-    def _protected_until(self, job: Job, attempt: Attempt) -> int:
-        """From when on the job may be preempted, by the log's clock."""
-        numbers = self.board.state.cluster.scheduling
-        queue = self.board.tree.queues[job.queue]
-        minutes = numbers.min_run_minutes if queue.min_run_minutes is None else queue.min_run_minutes
-        began = attempt.running_ms
-        if began is None:
-            # Not running yet: as much is lost as if it had just begun, and its turn to start comes first.
-            return attempt.placed_ms if minutes == 0 else UNTIL_STARTED
-        until = began + int(minutes * MS_IN_MINUTE)
-        if job.spec.outputs.checkpoints is not None and attempt.saved_ms is None:
-            until = max(until, began + int(numbers.first_checkpoint_minutes * MS_IN_MINUTE))
-        return until
 
     def _room(self, row: int, picked: tuple[Victim, ...] | list[Victim]) -> tuple[list[int], int, int]:
         """What the node would have with these gone and all that is stopping gone."""
@@ -191,7 +73,7 @@ class Hunt:
         name = board.topology.names[row]
         free, cpu, memory = board.capacity.left(name)
         room = list(free)
-        going = list(self._coming.get(row, ()))
+        going = list(self.eligible.coming.get(row, ()))
         for victim in picked:
             going += [p.allocation for p in victim.attempt.parts if p.allocation.node == name and p.released_ms is None]
         at = board.state.at[name]
@@ -240,7 +122,7 @@ class Hunt:
         """Node after node, each time the one where one more share costs the least."""
         free = fitting(self.board.capacity, job.demand._replace(nodes=1), rows)
         worth = {int(row) for row in free.nonzero()[0]}
-        worth.update(row for row in (*victims, *self._coming) if rows[row])
+        worth.update(row for row in (*victims, *self.eligible.coming) if rows[row])
         offers = Offers(sorted(worth), victims, partial(self._fewest, job), partial(self._offer, job))
         picked: list[Victim] = []
         spots: dict[int, tuple[int, ...]] = {}
@@ -267,7 +149,7 @@ class Hunt:
     def _able(self, job: Job, row: int, picked: list[Victim]) -> int:
         models, milli = job.demand.models, job.demand.milli
         name = self.board.topology.names[row]
-        if row in self._coming or any(row in v.held for v in picked):
+        if row in self.eligible.coming or any(row in v.held for v in picked):
             room, _, _ = self._room(row, picked)
         else:
             room, _, _ = self.board.capacity.left(name)
@@ -293,7 +175,7 @@ class Hunt:
 
     def _prune(self, job: Job, spots: dict[int, tuple[int, ...]], picked: list[Victim]) -> list[Victim]:
         """Leave out, dearest first, whoever is not needed after all."""
-        for victim in sorted(picked, key=_key, reverse=True):
+        for victim in sorted(picked, key=key_of, reverse=True):
             without = [v for v in picked if v is not victim]
             if all(self._gpus(job, row, without) is not None for row in spots):
                 picked = without
@@ -320,7 +202,7 @@ class Hunt:
             return picked
         picked = list(picked)
         known = {v.job.id for v in picked}
-        for victim in sorted({v.job.id: v for v in others}.values(), key=_key):
+        for victim in sorted({v.job.id: v for v in others}.values(), key=key_of):
             if victim.job.id not in known and victim.rule == "higher_class":
                 gone(victim, -1)
                 picked.append(victim)
@@ -344,10 +226,6 @@ class Hunt:
             )  # fmt: skip
         grace = max((grace_ms(board, v.job) for v in picked), default=0)
         return Claim(job.id, seq, "preempt", tuple(allocations), board.now_ms + grace)
-
-
-def _key(victim: Victim) -> tuple[int, int, int, int, int, str]:
-    return victim.key
 
 
 def grace_ms(board: Board, job: Job) -> int:
