@@ -7,8 +7,9 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_health.catalogue import XIDS, graded
+from stoker_health.catalogue import graded
 from stoker_health.verdict import Health, evolve
+from stoker_health.xids import XIDS
 from stoker_proto import (
     AttemptProgressed,
     CheckResult,
