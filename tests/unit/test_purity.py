@@ -21,7 +21,7 @@ PURE_CORES = [
     "allreduce", "plan", "mapping", "validate", "reading", "configuration", "fit", "placement",
     "waiting", "usage", "queueing", "quota", "order", "topology", "unplaced", "rights",
     "layout", "board", "snapshot", "popular", "fragments", "victims", "reserve", "attend", "answers", "invariants",
-    "offers", "world", "measure", "workload",
+    "offers", "world", "measure", "workload", "kernel_log",
     "backfill", "boost", "claims", "displacing", "starts", "announce", "leaving", "eligible",
 ]  # fmt: skip
 
