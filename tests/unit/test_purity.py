@@ -22,7 +22,7 @@ PURE_CORES = [
     "waiting", "usage", "queueing", "quota", "order", "topology", "unplaced", "rights",
     "layout", "board", "snapshot", "popular", "fragments", "victims", "reserve", "attend", "answers", "invariants",
     "offers", "world", "measure", "workload", "kernel_log",
-    "backfill", "boost", "claims", "displacing", "starts", "announce", "leaving", "eligible",
+    "backfill", "boost", "claims", "displacing", "starts", "announce", "leaving", "eligible", "reliability",
 ]  # fmt: skip
 
 

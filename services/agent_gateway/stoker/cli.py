@@ -14,7 +14,7 @@ import typer
 
 from stoker_proto import Cluster, JobSpec, Problem, ProblemError, problem
 
-from . import cli_cluster, cli_requests
+from . import cli_cluster, cli_reliability, cli_requests
 from .client import Client
 from .interrupt import interruptible
 from .overrides import override
@@ -37,6 +37,7 @@ TIMED_OUT = 8
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Stoker: GPU jobs that survive bad GPUs.")
 app.command()(cli_cluster.apply)
+app.command()(cli_reliability.reliability)
 cli_requests.register(app)
 app.add_typer(cli_cluster.queue_app, name="queue")
 app.add_typer(cli_cluster.class_app, name="class")
