@@ -169,8 +169,8 @@ def _of_pattern(log: KernelLog, line: Line, pattern: Pattern, found: re.Match[st
     result = CheckResult.model_validate(
         {
             "check": row["check"], "status": "bad", "entity": entity, "severity": row["severity"],
-            "action": row["action"], "blame": row["blame"], "detail": row["detail"].format(**said), "value": said.get("value"),
-            "excerpt": line.text[:EXCERPT],
+            "action": row["action"], "blame": row["blame"], "detail": row["detail"].format(**said),
+            "value": said.get("value"), "excerpt": line.text[:EXCERPT],
         }
     )  # fmt: skip
     return _once(log, Signal(result, line.at, line.seq), (result.check, result.value), BURST_S)
