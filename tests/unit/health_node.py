@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from stoker_health.allreduce import contribution
-from stoker_health.judge import rule_gangs, rule_nodes
+from stoker_health.judge import rule_nodes
+from stoker_health.judge_gang import rule_gangs
 from stoker_health.verdict import Health, evolve
 from stoker_proto import (
     Allocation,

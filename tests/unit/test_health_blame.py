@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_health.blame import attribute, is_cascade
-from stoker_health.judge import ATTRIBUTION_MS
+from stoker_health.judge_gang import ATTRIBUTION_MS
 from stoker_proto import AttemptExited, Event, JobFailureAttributed, RankExit
 
 from .health_node import Leader, exit_of, found, gang, scanned

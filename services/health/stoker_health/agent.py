@@ -27,7 +27,8 @@ from stoker_proto import (
 from .allreduce import wrong_ranks
 from .catalogue import graded
 from .duties import Duties, Key, Preflight, evolve
-from .judge import HARD, MAX_ROUNDS
+from .judge import HARD
+from .judge_gang import MAX_ROUNDS
 from .prober import Group, Probed, Prober, free_port
 from .settings import HealthSettings
 

@@ -10,7 +10,8 @@ from stoker_chassis.service import Decision
 from stoker_chassis.stores import Telemetry
 from stoker_proto import DeviceSample, Recorded, subjects
 
-from .judge import due_ms, rule_gangs, rule_nodes
+from .judge import rule_nodes
+from .judge_gang import due_ms, rule_gangs
 from .verdict import Health, evolve
 
 

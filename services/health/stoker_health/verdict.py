@@ -1,4 +1,4 @@
-"""The health leader's fold: nodes and their findings, gangs in preflight, attempts that failed. Pure.
+"""The health leader's fold: nodes, their findings and tests, and the verdict on each. Pure.
 
 A node goes to quarantine at the first fatal finding of its boot epoch. It comes back only by a re-test that was asked
 for after the last fault and passed: the absence of new errors is not recovery. Only bad answers are kept: not supported
@@ -10,24 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stoker_proto import (
-    AttemptExited,
-    AttemptPlaced,
     FindingRecorded,
-    JobFailureAttributed,
-    JobFinished,
-    JobRequeued,
     NodeJoined,
     NodeReady,
     NodeReleased,
-    NodeScanned,
-    PreflightFailed,
-    PreflightPassed,
-    PreflightReported,
     Recorded,
     RetestRequested,
     SelfTested,
     VerdictEvent,
 )
+
+from .gangs import Gang, evolve_gangs
 
 
 @dataclass(slots=True)
@@ -45,32 +38,6 @@ class Node:
     released_seq: int = 0
     tested: tuple[int, SelfTested] | None = None
     retest_seq: int = 0
-
-
-@dataclass(slots=True)
-class Gang:
-    """One attempt, as far as health cares: its preflight and its failure."""
-
-    job_id: str
-    attempt: int
-    placed_seq: int
-    nodes: tuple[str, ...]
-    gpus: tuple[tuple[str, ...], ...]
-    required: bool
-    judged: bool = False
-    reports: dict[int, dict[str, PreflightReported]] = field(default_factory=dict)
-    exits: list[AttemptExited] = field(default_factory=list)
-    failed_ms: int | None = None
-    scanned: set[str] = field(default_factory=set)
-    attributed: bool = False
-
-    @property
-    def world(self) -> int:
-        return sum(map(len, self.gpus))
-
-    def holds(self, node: str, entity: str) -> bool:
-        """Whether a fault of this entity of this node concerns the attempt: the node itself, or a GPU that it has."""
-        return node in self.nodes and (entity == "node" or entity in self.gpus[self.nodes.index(node)])
 
 
 @dataclass(slots=True)
@@ -113,7 +80,7 @@ def evolve(health: Health, recorded: Recorded) -> Health:
             if node is not None:
                 node.retest_seq = seq
         case _:
-            _gang(health, recorded)
+            evolve_gangs(health.gangs, recorded)
     return health
 
 
@@ -132,52 +99,3 @@ def _verdict(health: Health, event: VerdictEvent, seq: int) -> None:
     if isinstance(event, NodeReady | NodeReleased):
         node.released_seq = seq
     node.verdict = verdict
-
-
-def _gang(health: Health, recorded: Recorded) -> None:
-    event = recorded.event
-    if isinstance(event, AttemptPlaced):
-        key = (event.job_id, event.attempt)
-        by_rank = sorted(event.allocations, key=lambda a: a.node_rank)
-        health.gangs[key] = Gang(
-            event.job_id,
-            event.attempt,
-            recorded.seq,
-            tuple(a.node for a in by_rank),
-            tuple(a.gpus for a in by_rank),
-            event.preflight == "required",
-        )
-        return
-    if isinstance(event, JobFinished):
-        for key in [k for k in health.gangs if k[0] == event.job_id]:
-            del health.gangs[key]
-        return
-    if not isinstance(
-        event,
-        JobRequeued
-        | PreflightReported
-        | PreflightPassed
-        | PreflightFailed
-        | AttemptExited
-        | NodeScanned
-        | JobFailureAttributed,
-    ):
-        return
-    gang = health.gangs.get((event.job_id, event.attempt))
-    if gang is None:
-        return
-    match event:
-        case JobRequeued():
-            del health.gangs[(event.job_id, event.attempt)]
-        case PreflightReported():
-            gang.reports.setdefault(event.round, {})[event.node] = event
-        case PreflightPassed() | PreflightFailed():
-            gang.judged = True
-        case AttemptExited():
-            gang.exits.append(event)
-            if gang.failed_ms is None and event.failed:
-                gang.failed_ms = recorded.at_ms
-        case NodeScanned():
-            gang.scanned.add(event.node)
-        case JobFailureAttributed():
-            gang.attributed = True
