@@ -237,3 +237,19 @@ def test_without_evidence_on_a_node_no_node_is_ever_blamed(gangs: list[list[Rank
     told = attribute("j", 1, exits, (), nodes=len(exits))
     assert (told.blame != "node", told.node, told.exclude_nodes) == (True, None, ())
     assert told.retry == (told.outcome not in ("user_error", "oom"))
+
+
+def test_what_a_rank_printed_about_the_hardware_takes_the_blame_from_the_user_and_keeps_the_job_off_that_node() -> None:
+    ecc = raised(2, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    told = blamed(exit_of("n1", cascade(0), outcome="infra_comm"), exit_of("n2", ecc))
+    assert (told.outcome, told.blame, told.confidence, told.retry) == ("infra_gpu", "node", "supported", True)
+    assert (told.node, told.exclude_nodes, told.first_rank) == ("n2", ("n2",), 2)
+    assert told.problem.code == "gpu_fault"
+
+
+def test_a_full_disk_is_the_users_and_a_dead_mount_is_not() -> None:
+    full = blamed(exit_of("n1", raised(0, "OSError: [Errno 28] No space left on device", "OSError")))
+    assert (full.blame, full.retry) == ("user", False)
+    assert "checkpoints" in full.problem.next_actions[0]
+    stale = blamed(exit_of("n1", raised(0, "OSError: [Errno 116] Stale file handle", "OSError")))
+    assert (stale.outcome, stale.blame, stale.retry, stale.exclude_nodes) == ("infra_storage", "node", True, ("n1",))

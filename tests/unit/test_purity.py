@@ -23,7 +23,7 @@ PURE_CORES = [
     "layout", "board", "snapshot", "popular", "fragments", "victims", "reserve", "attend", "answers", "invariants",
     "offers", "world", "measure", "workload", "kernel_log",
     "backfill", "boost", "claims", "displacing", "starts", "announce", "leaving", "eligible", "reliability",
-    "gangs", "judge", "judge_gang",
+    "gangs", "judge", "judge_gang", "signatures", "diagnosis",
 ]  # fmt: skip
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from stoker_proto import AttemptExited, Evidence, FindingRecorded, JobFailureAttributed, Problem, RankExit, problem
 
+from .diagnosis import Diagnosis, diagnose
+
 CASCADES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -22,6 +24,10 @@ HOST_OOM = ("MemoryError", "Out of memory: Killed process", "DefaultCPUAllocator
 # What ranks raise when they, or their neighbours, are told to stop.
 OF_THE_STOP = ("KeyboardInterrupt", "SignalException", "DistBackendError", "DistNetworkError", "DistStoreError")
 SIGKILL, SIGTERM = 9, 15
+# The Problem of an outcome that is not the user's.
+INFRA = {
+    "infra_gpu": "gpu_fault", "infra_node": "node_lost", "infra_comm": "comm_fault", "infra_storage": "storage_fault",
+}  # fmt: skip
 EVIDENCE_LINES = 6
 
 
@@ -86,20 +92,47 @@ def _of_rank(job_id: str, attempt: int, exited: AttemptExited, rank: RankExit) -
     stream = f"{exited.node}/rank-{rank.rank}"
     more = {"evidence": tuple(Evidence(stream=stream, line=line) for line in lines), "facts": {"rank": rank.rank}}
     last = lines[-1] if lines else ""
+    told = (rank.error or "\n".join(rank.stderr_tail)).splitlines()
+    said = diagnose(told, -rank.signal if rank.signal else rank.code)
+    if said.outcome in INFRA:
+        return _of_text(job_id, attempt, exited, rank, said, told)
     if any(mark in text for mark in CUDA_OOM):
         made, outcome = problem("cuda_oom", last, next_actions=("use a smaller batch or model",), **more), "oom"
     elif any(mark in text for mark in HOST_OOM):
         made, outcome = problem("host_oom", last, next_actions=("use less host memory",), **more), "oom"
     elif rank.error_type is not None:
-        fix = ("mend the code and submit again",)
-        made, outcome = problem("python_exception", last, next_actions=fix, **more), "user_error"
+        mend = said.hint if said.signature and said.blame == "user" else "mend the code and submit again"
+        made, outcome = problem("python_exception", last, next_actions=(mend,), **more), "user_error"
     elif rank.signal is not None:
         made, outcome = problem("killed_by_signal", f"rank {rank.rank} got signal {rank.signal}", **more), "user_error"
     elif rank.code == 127:
         made, outcome = problem("command_not_found", last or "exit code 127", **more), "user_error"
     else:
-        made, outcome = problem("exit_code", f"rank {rank.rank} ended with code {rank.code}", **more), "user_error"
+        detail = f"rank {rank.rank} ended with code {rank.code}"
+        fix = (said.hint,) if said.signature and said.blame == "user" else ()
+        made, outcome = problem("exit_code", detail, next_actions=fix, **more), "user_error"
     return _made(job_id, attempt, outcome, "user", made, retry=False, confidence="supported", first_rank=rank.rank)
+
+
+def _of_text(
+    job_id: str, attempt: int, exited: AttemptExited, rank: RankExit, said: Diagnosis, told: Sequence[str]
+) -> JobFailureAttributed:
+    """What the rank printed names a fault that is not the user's. No finding proves it, so it is never established."""
+    assert said.outcome is not None
+    number = len(told) - 1 if said.line is None else said.line
+    line = told[number] if told else ""
+    made = problem(
+        INFRA[said.outcome], line or said.hint, next_actions=(said.hint,),
+        evidence=(Evidence(stream=f"{exited.node}/rank-{rank.rank}", line=line),),
+        facts={"rank": rank.rank, "signature": said.signature},
+    )  # fmt: skip
+    node = exited.node if said.blame == "node" else None
+    told_by = _made(
+        job_id, attempt, said.outcome, said.blame, made, retry=said.retry, confidence="supported", node=node,
+        first_rank=rank.rank,
+    )  # fmt: skip
+    # Elsewhere is worth trying also where the node is only the place at which it was seen.
+    return told_by.model_copy(update={"exclude_nodes": (exited.node,)}) if said.outcome == "infra_storage" else told_by
 
 
 def _made(
